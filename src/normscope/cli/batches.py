@@ -26,6 +26,39 @@ def _default_batch_size(samples: int, batches: int = 1) -> int:
     return size
 
 
+def load_problem(
+    model: str,
+    data: str,
+    loss: str,
+    norm: str | None,
+    options: Sequence[str] | None,
+    batch_size: int | None,
+    batches: int,
+    seed: int,
+    device: str | None,
+) -> tuple[tuple[Any, Any, Any], Any]:
+    """Return model, loss and batches, and the data that the batches are from.
+
+    Args:
+        model: name or import path.
+        data: name or import path.
+        loss: name or import path.
+        norm: of a registered model.
+        options: of a registered model, each ``name=value``.
+        batch_size: samples in a batch; None for the default.
+        batches: how many batches.
+        seed: of the weights, and of the samples that are drawn.
+        device: of the model; None for its own.
+    """
+    from normscope.cli import sources
+
+    samples = sources.load_data(data, seed)
+    chosen = choose_batches(samples, batch_size, batches, seed)
+    network = sources.load_model(model, samples, norm, list(options or ()), seed, device)
+    note_conversion(chosen, network)
+    return (network, sources.load_loss(loss), chosen), samples
+
+
 def choose_batches(data: Any, batch_size: int | None, batches: int, seed: int = 0) -> list[Any]:
     """Return some batches of the data, the same for the same seed.
 

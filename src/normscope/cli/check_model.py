@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from normscope.cli import sources
-from normscope.cli.batches import choose_batches, note_conversion
+from normscope.cli.batches import load_problem
 from normscope.cli.check_table import Found, SampleCounts
 from normscope.cli.render import print_to_stderr
 from normscope.errors import InputError, NormscopeError
@@ -179,13 +178,12 @@ def load_model(
         device: of the model; None for its own.
         seed: of the weights, and of the samples that are drawn.
     """
-    samples = sources.load_data(data, seed)
-    chosen = choose_batches(samples, batch_size, 1, seed)
-    network = sources.load_model(model, samples, norm, list(options), seed, device)
-    note_conversion(chosen, network)
+    (network, function, chosen), samples = load_problem(
+        model, data, loss, norm, options, batch_size, 1, seed, device
+    )
     smaller = "take --batch-size" if isinstance(samples, tuple) else "return batches of size"
     names = (model, loss, data)
-    return CheckedModel(names, network, sources.load_loss(loss), chosen[0], smaller, seed)
+    return CheckedModel(names, network, function, chosen[0], smaller, seed)
 
 
 def worst_by_statement(verdicts: Verdicts) -> Iterator[Verdict | Unchecked]:

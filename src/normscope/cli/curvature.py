@@ -72,6 +72,7 @@ def curvature(
     Example: normscope curvature examples/my_model.py:build --data examples/my_model.py:samples
     """
     from normscope.cli import sources
+    from normscope.cli.batches import load_problem
     from normscope.import_path import call_user_code
 
     sources.check_names(model, data, loss, norm)
@@ -80,7 +81,10 @@ def curvature(
         raise unknown_name("choice of eigenvalues", which, _WHICHES)
     sources.check_kind(kind, model, data, loss)
     check_figure(out)
-    problem, whose = _load(model, data, loss, norm, option, batch_size, batches, seed, device)
+    problem, samples = load_problem(
+        model, data, loss, norm, option, batch_size, batches, seed, device
+    )
+    whose = samples if isinstance(samples, tuple) else problem[-1]  # what an error refers to
     common: dict[str, Any] = {"kind": kind, "mode": mode, "seed": seed}
     search = {**common, "k": k, "which": which, "tol": tol, "max_products": max_products}
     whole = {**common, "probes": probes, "lanczos_steps": lanczos_steps} if spectrum else None
@@ -91,29 +95,6 @@ def curvature(
         (_print_json if as_json else _print)(top, density, source, figure, problem[0])
     if not top.converged:
         raise typer.Exit(1)
-
-
-def _load(
-    model: str,
-    data: str,
-    loss: str,
-    norm: str | None,
-    option: list[str] | None,
-    batch_size: int | None,
-    batches: int,
-    seed: int,
-    device: str | None,
-) -> tuple[tuple[Any, Any, Any], Any]:
-    """Return model, loss and batches, and the data that an error refers to."""
-    from normscope.cli import sources
-    from normscope.cli.batches import choose_batches, note_conversion
-
-    samples = sources.load_data(data, seed)
-    chosen = choose_batches(samples, batch_size, batches, seed)
-    network = sources.load_model(model, samples, norm, option or (), seed, device)
-    note_conversion(chosen, network)
-    problem = network, sources.load_loss(loss), chosen
-    return problem, samples if isinstance(samples, tuple) else chosen
 
 
 def _measure(

@@ -102,13 +102,14 @@ def landscape(
     Example: normscope landscape fully_connected --data digits --option width=20 --points 9
     """
     from normscope.cli import sources
+    from normscope.cli.batches import load_problem
     from normscope.import_path import call_user_code
 
     sources.check_names(model, data, loss, norm)
     names = _check_choices(directions, mode, scaling, kind)
     for file in out or ():
         _check_out(file)
-    problem = _load(model, data, loss, norm, option, batch_size, batches, seed, device)
+    problem, _ = load_problem(model, data, loss, norm, option, batch_size, batches, seed, device)
     settings: dict[str, Any] = {
         "directions": names if len(names) > 1 else names[0],
         "mode": mode,
@@ -175,28 +176,6 @@ def _extent(text: str | None) -> float | tuple[float, float] | None:
     if len(numbers) == 2:
         return numbers[0], numbers[1]
     raise InputError(f"--extent takes a number or LOW,HIGH, got {text!r}.")
-
-
-def _load(
-    model: str,
-    data: str,
-    loss: str,
-    norm: str | None,
-    option: list[str] | None,
-    batch_size: int | None,
-    batches: int,
-    seed: int,
-    device: str | None,
-) -> tuple[Any, Any, Any]:
-    """Return model, loss and batches."""
-    from normscope.cli import sources
-    from normscope.cli.batches import choose_batches, note_conversion
-
-    samples = sources.load_data(data, seed)
-    chosen = choose_batches(samples, batch_size, batches, seed)
-    network = sources.load_model(model, samples, norm, option or (), seed, device)
-    note_conversion(chosen, network)
-    return network, sources.load_loss(loss), chosen
 
 
 def _measure(problem: tuple[Any, Any, Any], settings: dict[str, Any]) -> Surface:
