@@ -44,7 +44,7 @@ class Case:
         return float(np.logaddexp(0, margins).mean()), self.inputs.T @ slopes
 
     def design(self) -> SignedDesign:
-        """The samples with their moments, made anew: it is part of what is timed."""
+        """The samples with their moments, made again: it is part of what is timed."""
         return SignedDesign(self.inputs, self.signs, constant=False)
 
     def smoothness(self) -> float:
@@ -103,7 +103,7 @@ def by_descent(case: Case) -> Iterator[float]:
 
 
 def by_nesterov(case: Case) -> Iterator[float]:
-    """With the momentum for convex functions, begun anew where the value rises."""
+    """With the momentum for convex functions, restarted where the value rises."""
     w = before = np.zeros(case.inputs.shape[1])
     rate, count, last = 1 / case.smoothness(), 0, np.inf
     while True:

@@ -227,7 +227,7 @@ def _run_of(cell: Cell) -> Run:
 
 
 class Store:
-    """Finished cells in a JSON file, written anew after each."""
+    """Finished cells in a JSON file, rewritten after each."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

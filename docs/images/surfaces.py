@@ -1,6 +1,8 @@
 """Draw the loss surfaces of a trained network without BatchNorm, with it, and in eval mode.
 
-python docs/images/surfaces.py    # writes surfaces.svg and surfaces.html; a minute on one core
+python docs/images/surfaces.py    # writes surfaces.svg; a minute on one core
+
+The same as a page to turn and slice goes to surfaces.html of the current folder.
 """
 
 from __future__ import annotations
@@ -53,4 +55,4 @@ if __name__ == "__main__":
     sections = [dataset_section(each, title, stem=title) for title, each in found.items()]
     title = "Loss surfaces with and without BatchNorm"
     report = Report(title, [words], sections, overview=overview)
-    write_report(report, OUT.with_suffix(".html"))
+    write_report(report, Path("surfaces.html"))

@@ -179,7 +179,7 @@ def load_model(
         seed: of the weights, and of the samples that are drawn.
     """
     (network, function, chosen), samples = load_problem(
-        model, data, loss, norm, options, batch_size, 1, seed, device
+        model, data, loss, norm, list(options), batch_size, 1, seed, device
     )
     smaller = "take --batch-size" if isinstance(samples, tuple) else "return batches of size"
     names = (model, loss, data)

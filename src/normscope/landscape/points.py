@@ -228,7 +228,7 @@ class _Weights:
         """Set the weights to a point, and buffers and generators to their first state.
 
         The weights are written in place where the model holds views of the flat vector; a forward
-        pass may have replaced tensors of the model, which are then set anew.
+        pass may have replaced tensors of the model, which are then set again.
         """
         self._weights_at(at, self._moved)
         if self._held and all(slot.get(name) is tensor for slot, name, tensor in self._held):

@@ -237,7 +237,7 @@ class Loop:
     def _repeat(
         self, batches: Sequence[Batch], generators: RandomGenerators
     ) -> Callable[[], Tensor]:
-        """Return a closure for the optimizer: loss and gradient anew, with the same dropout."""
+        """Return a closure for the optimizer: loss and gradient again, with the same dropout."""
         states = generators.torch_states()
 
         def closure() -> Tensor:

@@ -27,6 +27,7 @@ from normscope.experiments.tour.parts import (
     training,
 )
 from normscope.plots.overview import overview
+from normscope.problem.threads import suitable_threads, thread_count
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Store
 
@@ -264,24 +265,25 @@ def tour(
     net = Net(data, width, layers, batch_size, momentum)
     weighted = WeightedProgress(progress, total_cost(len(norms), seeds))
     parts = Parts(net, list(norms), range(seed, seed + seeds), store, weighted)
-    limit = parts.each("learning rate", partial(limits, progress=weighted.send))
-    half = _by_cell(limit["recommended"])
-    common, largest = (float(getattr(limit["recommended"], end)()) for end in ("min", "max"))
-    shared = parts.each("training", training, dict.fromkeys(half, largest), steps=steps)
     spectrum: dict[str, Any] = {"probes": spectrum_probes, "products": spectrum_products}
-    found = [
-        limit,
-        parts.each("training", training, half, steps=steps),
-        shared.rename({str(name): f"shared_{name}" for name in shared.data_vars}),
-        parts.each("landscape", landscape, rate=common, steps=watched_steps, every=every),
-        parts.each(
-            "curvature", curvature, first_seed=True, samples=2 * batch_size, **spectrum
-        ).isel(seed=0, drop=True),
-        parts.each("depth", depth, layers=deep_layers),
-        _with_skips(parts, deep_layers),
-        _statements(parts, half.get(("batch", seed), common), min(steps, 50)),
-        _phases(parts, gammas, learning_rates, epochs),
-    ]
+    with thread_count(suitable_threads(net.problem(norms[0], seed), net.batch())):
+        limit = parts.each("learning rate", partial(limits, progress=weighted.send))
+        half = _by_cell(limit["recommended"])
+        common, largest = (float(getattr(limit["recommended"], end)()) for end in ("min", "max"))
+        shared = parts.each("training", training, dict.fromkeys(half, largest), steps=steps)
+        found = [
+            limit,
+            parts.each("training", training, half, steps=steps),
+            shared.rename({str(name): f"shared_{name}" for name in shared.data_vars}),
+            parts.each("landscape", landscape, rate=common, steps=watched_steps, every=every),
+            parts.each(
+                "curvature", curvature, first_seed=True, samples=2 * batch_size, **spectrum
+            ).isel(seed=0, drop=True),
+            parts.each("depth", depth, layers=deep_layers),
+            _with_skips(parts, deep_layers),
+            _statements(parts, half.get(("batch", seed), common), min(steps, 50)),
+            _phases(parts, gammas, learning_rates, epochs),
+        ]
     constants = {"shared_rate": largest, "expected_growth": expected_growth(net)}
     return _joined(found, net, common).assign(constants)
 
