@@ -244,7 +244,7 @@ def test_progress_tells_estimate_and_residual(monkeypatch, capsys):
     def log(label):
         yield lambda event: told.append(event.detail)
 
-    monkeypatch.setattr("normscope.progress_bar.show_progress", log)
+    monkeypatch.setattr("normscope.cli.curvature.show_progress", log)
     assert main(["curvature", *SMALL, "--json"]) == 0
     value = json.loads(capsys.readouterr().out)["values"][0]
     assert all(text.startswith("eigenvalue ") and " (residual " in text for text in told)

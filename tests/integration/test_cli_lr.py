@@ -120,7 +120,7 @@ def test_compare_tells_which_norm_is_on(monkeypatch, capsys):
     def log(label):
         yield events.append
 
-    monkeypatch.setattr("normscope.progress_bar.show_progress", log)
+    monkeypatch.setattr("normscope.cli.sources.show_progress", log)
     options = ["--norms", "none,batch", "--steps", "2", "--no-verify", "--json"]
     assert main(["compare", *SMALL, *options]) == 0
     assert list(dict.fromkeys(event.stage for event in events)) == ["none", "batch"]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
+from normscope.cli import sources
 from normscope.cli.render import print_to_stderr
 from normscope.errors import ArgumentTypeError, InputError, NormscopeError
 from normscope.text import join_words, plural
@@ -32,12 +33,14 @@ def load_problem(
     loss: str,
     norm: str | None,
     options: Sequence[str] | None,
-    batch_size: int | None,
-    batches: int,
     seed: int,
     device: str | None,
+    batches: int | None = None,
+    batch_size: int | None = None,
 ) -> tuple[tuple[Any, Any, Any], Any]:
     """Return model, loss and batches, and the data that the batches are from.
+
+    A note on stderr reports a conversion of the data.
 
     Args:
         model: name or import path.
@@ -45,15 +48,13 @@ def load_problem(
         loss: name or import path.
         norm: of a registered model.
         options: of a registered model, each ``name=value``.
-        batch_size: samples in a batch; None for the default.
-        batches: how many batches.
         seed: of the weights, and of the samples that are drawn.
         device: of the model; None for its own.
+        batches: how many batches; None for all data, as it is loaded.
+        batch_size: samples in a batch; None for the default.
     """
-    from normscope.cli import sources
-
     samples = sources.load_data(data, seed)
-    chosen = choose_batches(samples, batch_size, batches, seed)
+    chosen = samples if batches is None else choose_batches(samples, batch_size, batches, seed)
     network = sources.load_model(model, samples, norm, list(options or ()), seed, device)
     note_conversion(chosen, network)
     return (network, sources.load_loss(loss), chosen), samples

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from normscope.cli.batches import load_problem
-from normscope.cli.check_table import Found, SampleCounts
 from normscope.cli.render import print_to_stderr
 from normscope.errors import InputError, NormscopeError
 from normscope.import_path import call_user_code
@@ -27,6 +26,11 @@ from normscope.text import format_duration, join_words
 from normscope.theorems import TooLarge, Unchecked, Verdict, Verdicts, check_layer
 from normscope.theorems.layer import DENSE_LIMIT, UNITS
 from normscope.theorems.verdict import worst
+
+Found = list[tuple[str, Verdict | Unchecked]]
+"""Verdicts, and statements without one, each with what it was checked on."""
+SampleCounts = dict[str, int]
+"""Samples that Theorem C.1 was checked on, by layer, where they were not the whole batch."""
 
 _USUAL_NORMS = ("none", "batch", "layer")
 # values of a unit in a part of the batch, if two samples have fewer; 128 take much longer
@@ -179,7 +183,7 @@ def load_model(
         seed: of the weights, and of the samples that are drawn.
     """
     (network, function, chosen), samples = load_problem(
-        model, data, loss, norm, list(options), batch_size, 1, seed, device
+        model, data, loss, norm, list(options), seed, device, 1, batch_size
     )
     smaller = "take --batch-size" if isinstance(samples, tuple) else "return batches of size"
     names = (model, loss, data)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from normscope.cli import options as opt
+from normscope.cli import sources
 from normscope.cli.app import command
+from normscope.cli.batches import load_problem
 from normscope.cli.lr import advice_options, check_optimizer
-from normscope.cli.outputs import check_figure, save_figure, write_then_print
+from normscope.cli.render import (
+    check_figure,
+    describe_parameters,
+    print_result,
+    save_figure,
+    write_then_print,
+)
 from normscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,24 +69,17 @@ def compare(
 
     Example: normscope compare fully_connected --data digits --norms none,batch,layer
     """
-    from normscope.cli import sources
-    from normscope.cli.batches import note_conversion
-    from normscope.cli.render import print_result
-
     kinds = None if norms is None else [each for part in norms.split(",") if (each := part.strip())]
     sources.check_names(model, data, loss, *(kinds or ()))
     rule = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
     check_optimizer(optimizer, rule)
     opt.check_mode(mode)
     check_figure(out)
-    samples = sources.load_data(data, seed)
-    network = sources.load_model(model, samples, None, option or (), seed, device)
-    note_conversion(samples, network)
+    problem, samples = load_problem(model, data, loss, None, option, seed, device)
     given = advice_options(samples, rule, optimizer, batch_size, no_verify, mode, seed)
-    problem = network, sources.load_loss(loss), samples
     source = f"{model} with {loss} on {data}"
     comparison = _compare(source, problem, {**given, "norms": kinds, "steps": steps})
-    legend = _legend(comparison, source, network, not no_verify)
+    legend = _legend(comparison, source, problem[0], not no_verify)
 
     def draw() -> Any:
         return None if out is None else save_figure(comparison.plot(), out)
@@ -90,24 +90,18 @@ def compare(
 
 
 def _compare(source: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Comparison:
-    from normscope.cli.render import warnings_as_notes
-    from normscope.import_path import call_user_code
     from normscope.learning_rate import compare as compare_norms
     from normscope.learning_rate.comparison import UnfitNormError
-    from normscope.progress_bar import show_progress
 
-    with show_progress("compare") as show, warnings_as_notes():
-        ask = partial(compare_norms, *problem, progress=show, **given)
-        try:
-            return call_user_code(source, ask)
-        except UnfitNormError as error:  # name the option, not the argument
-            option = f"--norms {','.join(error.fitting)}"
-            raise InputError(str(error).replace(f"norms={error.fitting}", option)) from error
+    try:
+        return sources.call_with_progress("compare", source, compare_norms, *problem, **given)
+    except UnfitNormError as error:  # name the option, not the argument
+        option = f"--norms {','.join(error.fitting)}"
+        raise InputError(str(error).replace(f"norms={error.fitting}", option)) from error
 
 
 def _legend(comparison: Comparison, source: str, network: nn.Module, verified: bool) -> str:
     """Return what the columns are, and what was compared."""
-    from normscope.cli.render import describe_parameters
     from normscope.learning_rate.comparison import AVERAGED
 
     advice = comparison.rows[0].advice

@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.cli import options as opt
+from normscope.cli import sources
 from normscope.cli.app import command
-from normscope.cli.outputs import check_figure, draw_then_print
+from normscope.cli.batches import load_problem
+from normscope.cli.render import (
+    check_figure,
+    describe_parameters,
+    draw_then_print,
+    print_json,
+    print_note,
+)
+from normscope.errors import NormscopeWarning
+from normscope.import_path import call_user_code
+from normscope.progress_bar import show_progress
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
@@ -71,10 +82,6 @@ def curvature(
 
     Example: normscope curvature examples/my_model.py:build --data examples/my_model.py:samples
     """
-    from normscope.cli import sources
-    from normscope.cli.batches import load_problem
-    from normscope.import_path import call_user_code
-
     sources.check_names(model, data, loss, norm)
     opt.check_mode(mode)
     if which not in _WHICHES:
@@ -82,7 +89,7 @@ def curvature(
     sources.check_kind(kind, model, data, loss)
     check_figure(out)
     problem, samples = load_problem(
-        model, data, loss, norm, option, batch_size, batches, seed, device
+        model, data, loss, norm, option, seed, device, batches, batch_size
     )
     whose = samples if isinstance(samples, tuple) else problem[-1]  # what an error refers to
     common: dict[str, Any] = {"kind": kind, "mode": mode, "seed": seed}
@@ -103,10 +110,8 @@ def _measure(
     """Return the top eigenvalues, and the spectrum if its options are given."""
     from normscope.curvature import top_eigenvalue
     from normscope.curvature.spectrum import spectrum
-    from normscope.errors import NormscopeWarning
     from normscope.problem.precheck import locate_errors, try_batches
     from normscope.problem.problem import Problem
-    from normscope.progress_bar import show_progress
 
     model, loss, batches = problem
     with locate_errors(Problem(model, loss, whose)):
@@ -137,7 +142,6 @@ def _print_json(
     figure: Path | None,
     network: nn.Module,
 ) -> None:
-    from normscope.cli.render import print_json
 
     whole = None
     if density is not None:
@@ -154,7 +158,6 @@ def _print(
     figure: Path | None,
     network: nn.Module,
 ) -> None:
-    from normscope.cli.render import describe_parameters, print_note
 
     print_note(str(top))
     if density is not None:

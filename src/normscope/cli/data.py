@@ -10,8 +10,9 @@ import typer
 from normscope.cli import options as opt
 from normscope.cli.app import app, command, format_example
 from normscope.cli.names import check_name
-from normscope.cli.outputs import check_folder
+from normscope.cli.render import check_folder, print_json, print_table
 from normscope.errors import InputError
+from normscope.progress_bar import show_progress
 
 if TYPE_CHECKING:
     from normscope.data import Check
@@ -39,7 +40,6 @@ def list_datasets(root: Root = None, as_json: opt.Json = False) -> None:
 
     Example: normscope data list --json
     """
-    from normscope.cli.render import print_json, print_table
     from normscope.data import inventory
 
     statuses = inventory(root)
@@ -85,7 +85,6 @@ def fetch(name: Name, root: Target = None, as_json: opt.Json = False) -> None:
 
 
 def _print_path(name: str, where: Path | None, as_json: bool) -> None:
-    from normscope.cli.render import print_json
 
     if as_json:
         print_json({"name": name, "path": None if where is None else str(where)})
@@ -99,8 +98,6 @@ def verify_files(name: NameOrAll = None, root: Root = None, as_json: opt.Json = 
 
     Example: normscope data verify mnist --root ~/data
     """
-    from normscope.cli.render import print_json
-
     names = _names_with_files(root) if name is None else [name]
     found = {each: _verify(each, root) for each in names}
     if as_json:
@@ -128,7 +125,6 @@ def _names_with_files(root: Path | None) -> list[str]:
 
 
 def _verify(name: str, root: Path | None) -> list[Check]:
-    from normscope.progress_bar import show_progress
 
     _folder(name, root)  # a missing file is an error before the progress bar starts
     from normscope.data import verify

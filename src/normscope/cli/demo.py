@@ -11,7 +11,17 @@ import typer
 
 from normscope.cli import options as opt
 from normscope.cli.app import command
-from normscope.cli.outputs import check_folder, resumable, write_then_print
+from normscope.cli.render import (
+    check_folder,
+    print_json,
+    print_table,
+    resumable,
+    shown_width,
+    write_then_print,
+)
+from normscope.cli.sources import device_setting
+from normscope.files import replacing
+from normscope.progress_bar import show_progress
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -38,11 +48,9 @@ def demo(
 
     Example: normscope demo --out normscope-out
     """
-    from normscope.cli.sources import device_setting
     from normscope.experiments import EXPERIMENTS
     from normscope.experiments import run as run_experiment
     from normscope.experiments.tour.record import record_of, seconds_in_store, with_record
-    from normscope.progress_bar import show_progress
     from normscope.results import Store
 
     check_folder(out, "files")
@@ -67,7 +75,6 @@ def demo(
 def _write(result: Result, numbers: xr.Dataset, out: Path) -> dict[str, str]:
     """Write report, figure and numbers atomically and return their paths."""
     from normscope.experiments.tour.page import tour_report
-    from normscope.files import replacing
     from normscope.report import write_report
 
     paths = {
@@ -84,7 +91,6 @@ def _write(result: Result, numbers: xr.Dataset, out: Path) -> dict[str, str]:
 
 
 def _print_json(result: Result, record: Record, files: dict[str, str]) -> None:
-    from normscope.cli.render import print_json
     from normscope.experiments.tour.summary import findings, summary_rows
 
     print_json(
@@ -100,7 +106,6 @@ def _print_json(result: Result, record: Record, files: dict[str, str]) -> None:
 
 
 def _print(result: Result, record: Record, files: dict[str, str]) -> None:
-    from normscope.cli.render import print_table
     from normscope.experiments.tour import summary
 
     seeds = result.dataset.sizes["seed"]
@@ -129,8 +134,6 @@ def _print(result: Result, record: Record, files: dict[str, str]) -> None:
 
 def _print_wrapped(text: str, bullet: str = "") -> None:
     """Print a paragraph of at most 100 columns, 80 when piped, behind a bullet."""
-    from normscope.cli.render import shown_width
-
     width = min(shown_width(), 100)
     indent = " " * len(bullet)
     typer.echo(textwrap.fill(text, width, initial_indent=bullet, subsequent_indent=indent))

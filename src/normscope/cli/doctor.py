@@ -6,14 +6,17 @@ import json
 import math
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from normscope.cli import options as opt
+from normscope.cli import sources
 from normscope.cli.app import command
-from normscope.cli.outputs import check_file, write_then_print
+from normscope.cli.batches import load_problem, step_batch_size
+from normscope.cli.render import check_file, print_result, write_then_print
 from normscope.errors import InputError
+from normscope.files import replacing
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
@@ -66,23 +69,19 @@ def doctor(
 
     Example: normscope doctor examples/faulty_model.py:build --data examples/faulty_model.py:samples
     """
-    from normscope.cli import sources
-    from normscope.cli.batches import note_conversion, step_batch_size
-    from normscope.cli.render import print_result
-
     sources.check_names(model, data, loss, norm)
     check_optimizer(optimizer, lr, momentum, weight_decay)
     for file, what in ((sarif, "doctor.sarif"), (out, "doctor.html")):
         if file is not None:
             check_file(file, "diagnosis", what)
-    samples = sources.load_data(data, seed)
-    network = sources.load_model(model, samples, norm, option or (), seed, device)
-    note_conversion(samples, network)
+    problem, samples = load_problem(model, data, loss, norm, option, seed, device)
     size = step_batch_size(samples, batch_size)
     given = {"batch_size": size, "deep": deep, "seed": seed}
-    given["optimizer"] = make_factory(optimizer, lr, momentum, weight_decay)
+    given["optimizer"] = sources.optimizer_factory(optimizer, lr, momentum, weight_decay)
     source = f"{model} with {loss} on {data}"
-    found = _diagnose(source, (network, sources.load_loss(loss), samples), given)
+    from normscope.diagnosis import doctor as examine
+
+    found = sources.call_with_progress("doctor", source, examine, *problem, **given)
     with write_then_print(partial(_write, found, source, sarif, out)):
         names = {"model": model, "data": data, "loss": loss}
         batches = "" if size is None else f", batches of {size}"
@@ -91,20 +90,9 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _diagnose(source: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Diagnosis:
-    from normscope.cli.render import warnings_as_notes
-    from normscope.diagnosis import doctor as examine
-    from normscope.import_path import call_user_code
-    from normscope.progress_bar import show_progress
-
-    with show_progress("doctor") as show, warnings_as_notes():
-        return call_user_code(source, partial(examine, *problem, progress=show, **given))
-
-
 def _write(found: Diagnosis, source: str, sarif: Path | None, out: Path | None) -> None:
     """Write the files that are asked for."""
     from normscope.diagnosis.sarif import sarif_log
-    from normscope.files import replacing
 
     if sarif is not None:
         file, _, _ = source.partition(".py:")
@@ -145,17 +133,3 @@ def check_optimizer(
         raise InputError("sgd needs a learning rate; give --lr, such as --lr 0.1.")
     if momentum and name != "sgd":
         raise InputError(f"--momentum is an option of sgd, and --optimizer is {name}.")
-
-
-def make_factory(
-    name: str | None, lr: float | None, momentum: float, weight_decay: float | None
-) -> Any:
-    """Return a factory of the optimizer; None without one. Arguments as in `check_optimizer`."""
-    if name is None:
-        return None
-    from torch.optim import SGD, Adam, AdamW, RMSprop
-
-    known: dict[str, Any] = {"sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
-    options = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum or None}
-    given = {option: value for option, value in options.items() if value is not None}
-    return partial(known[name], **given)

@@ -8,10 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from normscope.cli import options as opt
+from normscope.cli import sources
 from normscope.cli.app import command
-from normscope.cli.outputs import check_figure, check_file, resumable, save_figure, write_then_print
-from normscope.cli.sweep import Address, EngineName
+from normscope.cli.batches import load_problem
+from normscope.cli.render import (
+    check_figure,
+    check_file,
+    print_json,
+    print_text,
+    resumable,
+    save_figure,
+    shown_width,
+    warnings_as_notes,
+    write_then_print,
+)
 from normscope.errors import InputError, UnknownNameError
+from normscope.import_path import call_user_code
+from normscope.progress_bar import show_progress
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
@@ -84,10 +97,10 @@ def landscape(
     batch_size: opt.BatchSize = None,
     batches: Batches = 1,
     store: StoreFile = None,
-    engine: EngineName = "local",
+    engine: opt.EngineName = "local",
     workers: Workers = 1,
     threads: Threads = None,
-    address: Address = None,
+    address: opt.Address = None,
     device: opt.Device = None,
     seed: opt.Seed = 0,
     kind: Kind = "contour",
@@ -101,33 +114,17 @@ def landscape(
 
     Example: normscope landscape fully_connected --data digits --option width=20 --points 9
     """
-    from normscope.cli import sources
-    from normscope.cli.batches import load_problem
-    from normscope.import_path import call_user_code
-
     sources.check_names(model, data, loss, norm)
     names = _check_choices(directions, mode, scaling, kind)
     for file in out or ():
         _check_out(file)
-    problem, _ = load_problem(model, data, loss, norm, option, batch_size, batches, seed, device)
-    settings: dict[str, Any] = {
-        "directions": names if len(names) > 1 else names[0],
-        "mode": mode,
-        "dimensions": dimensions,
-        "scaling": scaling,
-        "extent": _extent(extent),
-        "points": points,
-        "refine": refine,
-        "centre": weights,
-        "checkpoints": checkpoints or (),
-        "hessian": not no_hessian,
-        "seed": seed,
-        "store": store,
-        "engine": engine,
-        "workers": workers,
-        "threads": threads,
-        "address": address,
-    }
+    problem, _ = load_problem(model, data, loss, norm, option, seed, device, batches, batch_size)
+    axes = names if len(names) > 1 else names[0]
+    settings: dict[str, Any] = {"directions": axes, "dimensions": dimensions, "scaling": scaling}
+    settings |= {"extent": _extent(extent), "points": points, "refine": refine}
+    settings |= {"centre": weights, "checkpoints": checkpoints or (), "hessian": not no_hessian}
+    settings |= {"mode": mode, "seed": seed, "store": store}
+    settings |= {"engine": engine, "workers": workers, "threads": threads, "address": address}
     found = call_user_code(f"{model} with {loss} on {data}", partial(_measure, problem, settings))
     with write_then_print(partial(_write, found, out or (), kind)) as written:
         source = {"model": model, "data": data, "loss": loss}
@@ -179,9 +176,7 @@ def _extent(text: str | None) -> float | tuple[float, float] | None:
 
 
 def _measure(problem: tuple[Any, Any, Any], settings: dict[str, Any]) -> Surface:
-    from normscope.cli.render import warnings_as_notes
     from normscope.landscape import surface
-    from normscope.progress_bar import show_progress
 
     measure: Callable[..., Surface] = partial(surface, *problem, **settings)
     with show_progress("surface") as show:
@@ -207,7 +202,6 @@ def _write(found: Surface, out: Sequence[Path], kind: str) -> list[str]:
 
 
 def _print(found: Surface, source: dict[str, str], files: list[str], as_json: bool) -> None:
-    from normscope.cli.render import print_json, print_text, shown_width
 
     if as_json:
         values = {str(name): found.dataset[name].values.tolist() for name in found.loss.dims}

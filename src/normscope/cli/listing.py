@@ -8,7 +8,10 @@ from typing import Annotated
 from normscope.cli import options as opt
 from normscope.cli.app import command
 from normscope.cli.names import KINDS
+from normscope.cli.render import print_json, print_table
 from normscope.progress import Progress
+from normscope.progress_bar import show_progress
+from normscope.registry import unknown_name
 from normscope.text import join_words
 
 KindName = Annotated[
@@ -23,10 +26,6 @@ def list_names(kind: KindName = None, as_json: opt.Json = False) -> None:
 
     Example: normscope list experiments
     """
-    from normscope.cli.render import print_json, print_table
-    from normscope.progress_bar import show_progress
-    from normscope.registry import unknown_name
-
     if kind is not None and kind not in KINDS:
         raise unknown_name("kind", kind, KINDS)
     with show_progress("list") as show:

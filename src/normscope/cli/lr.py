@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from normscope.cli import options as opt
+from normscope.cli import sources
 from normscope.cli.app import command
-from normscope.cli.outputs import check_figure, draw_then_print
+from normscope.cli.batches import load_problem, step_batch_size
+from normscope.cli.render import (
+    check_figure,
+    describe_parameters,
+    draw_then_print,
+    print_result,
+)
 from normscope.errors import InputError
 from normscope.registry import unknown_name
 from normscope.text import join_words
 
 if TYPE_CHECKING:
-    from normscope.learning_rate import Advice
-    from normscope.training.optimizers import OptimizerFactory
+    pass
 
 
 @command("lr", "How large a learning rate a model can take, and why.")
@@ -52,26 +57,24 @@ def lr(
 
     Example: normscope lr examples/my_model.py:build --data examples/my_model.py:samples
     """
-    from normscope.cli import sources
-    from normscope.cli.batches import note_conversion
-    from normscope.cli.render import describe_parameters, print_result
-
     sources.check_names(model, data, loss, norm)
     rule = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
     check_optimizer(optimizer, rule)
     opt.check_mode(mode)
     opt.check_effort(effort, objective)
     check_figure(out)
-    samples = sources.load_data(data, seed)
-    network = sources.load_model(model, samples, norm, option or (), seed, device)
-    note_conversion(samples, network)
+    problem, samples = load_problem(model, data, loss, norm, option, seed, device)
     given = advice_options(samples, rule, optimizer, batch_size, no_verify, mode, seed)
     given |= {"effort": effort, "objective": objective}
     given |= {"clip_norm": clip_norm, "accumulate": accumulate}
     source = f"{model} with {loss} on {data}"
-    problem = network, sources.load_loss(loss), samples
-    advice = _advise(source, problem, given)
-    note = f"Measured: {source}, batches of {advice.batch_size}, {describe_parameters(network)}."
+    from normscope.learning_rate import max_learning_rate
+
+    advice = sources.call_with_progress(
+        "learning rate", source, max_learning_rate, *problem, **given
+    )
+    trained = describe_parameters(problem[0])
+    note = f"Measured: {source}, batches of {advice.batch_size}, {trained}."
     if explain:
         other = "too" if loss == "squared_error" else "instead"
         note += f" normscope theory is about half the squared error {other}."
@@ -80,16 +83,6 @@ def lr(
         names = {"model": model, "data": data, "loss": loss}
         text = advice.details if explain else advice.text
         print_result(advice, names, figure, as_json, note, text)
-
-
-def _advise(source: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Advice:
-    from normscope.cli.render import warnings_as_notes
-    from normscope.import_path import call_user_code
-    from normscope.learning_rate import max_learning_rate
-    from normscope.progress_bar import show_progress
-
-    with show_progress("learning rate") as show, warnings_as_notes():
-        return call_user_code(source, partial(max_learning_rate, *problem, progress=show, **given))
 
 
 def advice_options(
@@ -112,15 +105,15 @@ def advice_options(
         mode: how batch statistics are treated.
         seed: of everything random.
     """
-    from normscope.cli.batches import step_batch_size
-
     decay = rule["weight_decay"]
     is_sgd = optimizer == "sgd"
     return {
         **rule,
         "weight_decay": (decay or 0.0) if is_sgd else 0.0,
         "verify": not no_verify,
-        "optimizer": None if is_sgd else _optimizer_factory(optimizer, decay),
+        "optimizer": None
+        if is_sgd
+        else sources.optimizer_factory(optimizer, 1e-3, weight_decay=decay),
         "batch_size": step_batch_size(samples, batch_size),
         "mode": mode,
         "seed": seed,
@@ -147,12 +140,3 @@ def check_optimizer(name: str, rule: dict[str, Any]) -> None:
         raise InputError(
             f"{join_words(given)} {are} of sgd, and --optimizer is {name}; leave {them} out."
         )
-
-
-def _optimizer_factory(name: str, weight_decay: float | None) -> OptimizerFactory:
-    """Return the factory of a torch optimizer other than SGD, which has options of its own."""
-    from torch.optim import Adam, AdamW, RMSprop
-
-    known: dict[str, Any] = {"adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
-    options = {} if weight_decay is None else {"weight_decay": weight_decay}
-    return partial(known[name], lr=1e-3, **options)

@@ -10,9 +10,10 @@ import typer
 
 from normscope.cli import options as opt
 from normscope.cli.app import command
-from normscope.cli.outputs import check_file
+from normscope.cli.render import check_file, print_json, print_note, warnings_as_notes
 from normscope.errors import InputError, NormscopeError
 from normscope.progress import Progress
+from normscope.progress_bar import show_progress
 from normscope.text import printable
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ def report(
 
     Example: normscope report normscope-out phase.sqlite -o report.html
     """
-    from normscope.cli.render import print_json, print_note, warnings_as_notes
-    from normscope.progress_bar import show_progress
     from normscope.report import report_of, write_report
 
     check_file(out, "report", "report.html")

@@ -11,8 +11,11 @@ import typer
 from normscope.cli import options as opt
 from normscope.cli.app import command
 from normscope.cli.names import check_name
-from normscope.cli.outputs import check_folder, resumable, write_then_print
+from normscope.cli.options import named_values
+from normscope.cli.render import check_folder, print_json, resumable, write_then_print
+from normscope.cli.sources import device_setting
 from normscope.errors import InputError
+from normscope.progress_bar import show_progress
 
 if TYPE_CHECKING:
     from normscope.experiments import Recipe
@@ -50,9 +53,6 @@ def run(
 
     Example: normscope run wei2018/figure1 --scale quick --set seeds=2
     """
-    from normscope.cli.render import print_json
-    from normscope.progress_bar import show_progress
-
     check_name("experiments", experiment)
     check_folder(out, "files")
     kept = out / "runs.sqlite"
@@ -84,9 +84,6 @@ def _overrides(
     recipe: Recipe, settings: list[str] | None, seed: int | None, device: str
 ) -> dict[str, Any]:
     """Return the settings that are given by --set, --seed and --device."""
-    from normscope.cli.sources import device_setting
-    from normscope.cli.values import named_values
-
     found = named_values(settings or ())
     if seed is not None:
         if "seed" in found:

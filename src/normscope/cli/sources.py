@@ -6,19 +6,107 @@ A source is a registered name or an import path (``package.module:function`` or
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import ast
+import warnings
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from normscope.cli.names import KINDS, check_name
-from normscope.cli.render import print_to_stderr
-from normscope.cli.user_files import check_import_path
-from normscope.cli.values import named_values
+from normscope.cli.options import named_values
+from normscope.cli.render import print_to_stderr, warnings_as_notes
 from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
-from normscope.import_path import import_object, is_import_path, load_object
+from normscope.import_path import call_user_code, import_object, is_import_path, load_object
+from normscope.progress_bar import show_progress
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
     from torch import nn
+
+T = TypeVar("T")
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+# may define names that are not in the source
+_OPEN = {"globals", "locals", "vars", "setattr", "exec", "eval", "modules", "__getattr__", "*"}
+
+
+def check_import_path(path: str) -> None:
+    """Raise an error if a file is missing, is not Python, or does not define a name.
+
+    Whatever cannot be decided from the source is left to the import.
+
+    Args:
+        path: ``path/to/file.py:name``; modules by name are left to their import.
+
+    Raises:
+        InputError: if there is no such file, or it cannot be parsed.
+        UnknownNameError: if it does not define the name.
+    """
+    home, _, name = path.rpartition(":")
+    if not home.endswith(".py") or not name:
+        return
+    file = Path(home)
+    if not file.is_file():
+        raise InputError(f"there is no file {file}.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the import shows them
+            tree = ast.parse(file.read_bytes())
+    except SyntaxError as error:
+        if error.lineno is None:  # null bytes
+            return
+        raise InputError(
+            f"{file} failed with {type(error).__name__}: {error.msg} ({file.name}, line "
+            f"{error.lineno})."
+        ) from error
+    except (ValueError, RecursionError, MemoryError):  # null bytes; deep nesting
+        return
+    bound = set(_bound_names(tree))
+    if name in bound or not _OPEN.isdisjoint(bound) or any(map(_is_open, ast.walk(tree))):
+        return
+    raise unknown_name("name", name, dict.fromkeys(_public_names(tree.body)), f"in {home}")
+
+
+def _bound_names(tree: ast.AST) -> Iterator[str]:
+    """Yield names that are bound anywhere in the file, inside functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr  # perhaps of a module
+        elif isinstance(node, _DEFINITIONS):
+            yield node.name
+        elif isinstance(node, _IMPORTS):
+            yield from (each.asname or each.name.partition(".")[0] for each in node.names)
+        elif isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name:
+            yield node.name
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            yield node.rest
+
+
+def _is_open(node: ast.AST) -> bool:
+    """Return whether a node may define names that are not in the source."""
+    if isinstance(node, ast.Name):
+        return node.id in _OPEN
+    if not isinstance(node, ast.Attribute):
+        return False
+    of_sys = isinstance(node.value, ast.Name) and node.value.id == "sys"
+    return node.attr == "__dict__" or (node.attr == "modules" and of_sys)  # a model has modules too
+
+
+def _public_names(body: list[ast.stmt]) -> Iterator[str]:
+    """Yield the public names that are defined at the top level."""
+    for statement in body:
+        if isinstance(statement, _DEFINITIONS):
+            found = [statement.name]
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            found = list(_bound_names(statement))
+        else:
+            continue
+        yield from (each for each in found if not each.startswith("_"))
+
 
 _EXAMPLES = {"models": "build", "data": "samples", "losses": "loss"}
 
@@ -200,6 +288,46 @@ def check_device(device: str) -> None:
     known = ["cpu", name, *(f"{name}:{i}" for i in range(count))]
     if device not in known:
         raise unknown_name("device of this machine", device, known)
+
+
+def optimizer_factory(
+    name: str | None,
+    lr: float | None,
+    momentum: float = 0.0,
+    weight_decay: float | None = None,
+) -> Any:
+    """Return a factory of a torch optimizer; None without a name.
+
+    Args:
+        name: one of `normscope.cli.options.OPTIMIZERS`.
+        lr: learning rate; None for the optimizer's default.
+        momentum: of SGD.
+        weight_decay: None for the optimizer's default.
+    """
+    if name is None:
+        return None
+    from torch.optim import SGD, Adam, AdamW, RMSprop
+
+    known: dict[str, Any] = {"sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
+    options = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum or None}
+    given = {option: value for option, value in options.items() if value is not None}
+    return partial(known[name], **given)
+
+
+def call_with_progress(
+    title: str, source: str, function: Callable[..., T], *arguments: Any, **options: Any
+) -> T:
+    """Call a function of the library that runs user code; show its progress and its warnings.
+
+    Args:
+        title: of the progress bar.
+        source: what the user named, for the errors of user code.
+        function: takes ``progress``.
+        *arguments: of the function.
+        **options: of the function.
+    """
+    with show_progress(title) as show, warnings_as_notes():
+        return call_user_code(source, partial(function, *arguments, progress=show, **options))
 
 
 def device_setting(work: str, settings: Container[str], device: str) -> dict[str, str]:

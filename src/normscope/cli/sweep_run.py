@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from normscope.cli.batches import note_conversion
-from normscope.cli.render import print_to_stderr
+from normscope.cli.render import check_figure, print_to_stderr, save_figure
 from normscope.cli.sources import device_setting
-from normscope.cli.sweep import DIAGRAM
-from normscope.cli.sweep_table import (
+from normscope.cli.sweep import (
+    DIAGRAM,
     describe_earlier,
     find_in_words,
     print_boundary,
@@ -29,6 +29,7 @@ from normscope.cli.sweep_table import (
 from normscope.errors import InputError
 from normscope.experiments import EXPERIMENTS
 from normscope.experiments.recipe import experiment_sweep
+from normscope.files import replacing
 from normscope.progress import Progress, ProgressCallback
 from normscope.progress_bar import show_progress
 from normscope.report.narrative import divergence_sentence
@@ -99,9 +100,6 @@ def write_boundary(results: xr.Dataset, out: Path) -> dict[str, str]:
 
 def _write(results: xr.Dataset, out: Path, figure: Any) -> dict[str, str]:
     """Write numbers and figure, if there is one, beside the store; return their paths."""
-    from normscope.cli.outputs import save_figure
-    from normscope.files import replacing
-
     files = {"numbers": str(out.with_suffix(".nc"))}
     with replacing(files["numbers"]) as unfinished:
         results.to_netcdf(unfinished, engine="scipy")
@@ -120,7 +118,6 @@ def draw_status(store: Path, figure: Path) -> None:
     Raises:
         InputError: if the store does not have exactly one diagram.
     """
-    from normscope.cli.outputs import check_figure, save_figure
     from normscope.plots.phase_diagram import phase_diagram
     from normscope.report.diagrams import SWEPT, diagrams
     from normscope.results import Store

@@ -9,11 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from normscope.cli import options as opt
+from normscope.cli import sources
 from normscope.cli.app import command
-from normscope.cli.outputs import check_figure, draw_then_print
-from normscope.cli.values import numbers
+from normscope.cli.batches import DEFAULT_BATCH_SIZE, choose_batches
+from normscope.cli.options import numbers
+from normscope.cli.render import (
+    check_figure,
+    draw_then_print,
+    print_json,
+    print_note,
+    print_text,
+    shown_width,
+)
 from normscope.errors import InputError
 from normscope.progress import Progress
+from normscope.progress_bar import show_progress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,10 +77,6 @@ def theory(
 
     Example: normscope theory fully_connected --gamma 0.1:3:30 --closure all --plot
     """
-    from normscope.cli import sources
-    from normscope.cli.batches import DEFAULT_BATCH_SIZE
-    from normscope.cli.render import print_json
-
     sources.check_names(model, data, None, norm)
     figure = Path("theory.svg") if plot and out is None else out
     check_figure(figure)
@@ -103,7 +109,6 @@ def _predict(
 ) -> tuple[list[Prediction], dict[str, str]]:
     """Return a prediction for each closure; of all three, also why one has none."""
     from normscope.meanfield import CLOSURES, predict
-    from normscope.progress_bar import show_progress
 
     found, refused = [], {}
     with show_progress("theory") as show:
@@ -149,7 +154,6 @@ def _input_shape(
 
 
 def _first_batch(samples: Any, batch_size: int, seed: int) -> Any:
-    from normscope.cli.batches import choose_batches
 
     pair = isinstance(samples, tuple) and len(samples) == 2
     size = min(batch_size, len(samples[0])) if pair else None
@@ -172,8 +176,6 @@ def _draw(found: list[Prediction], axes: Axes) -> None:
 
 def _print_predictions(found: list[Prediction], refused: dict[str, str], momentum: float) -> None:
     """Print a table for each closure, and why a closure has none."""
-    from normscope.cli.render import print_note, print_text, shown_width
-
     for each in found:
         print_text(each.text(shown_width()))
         if momentum and each.gamma is None and each.lambda_max is not None:
@@ -193,8 +195,6 @@ def _print_basis(
     outputs: int,
 ) -> None:
     """Print what the numbers are of, and what changes with another loss."""
-    from normscope.cli.render import print_note
-
     inputs = f"inputs of {data}" if data else "iid normal inputs (--data: yours)"
     counted = "weights alone (--parameters all: with biases, scales and shifts)"
     if parameters == "all":

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from normscope.cli import options as opt
 from normscope.cli.app import command
+from normscope.cli.render import print_json, warnings_as_notes
 from normscope.errors import InputError, StateError
 from normscope.text import printable
 
@@ -37,7 +38,6 @@ def watch(
 
     Example: normscope watch phase.sqlite --port 8000
     """
-    from normscope.cli.render import print_json, warnings_as_notes
     from normscope.watch import Board, serve
     from normscope.watch.terminal import read_once, show, summary
 

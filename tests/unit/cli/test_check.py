@@ -2,7 +2,7 @@ import json
 import re
 from dataclasses import replace
 
-from normscope.cli.check_table import print_verdicts
+from normscope.cli.check import print_verdicts
 from normscope.theorems import Unchecked, Verdict
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from normscope.cli.sweep_table import find_in_words
+from normscope.cli.sweep import find_in_words
 
 RATES = [0.01, 0.1, 1.0, 10.0]
 

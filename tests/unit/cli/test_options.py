@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normscope.cli.values import named_lists, named_values, numbers, value_list
+from normscope.cli.options import named_lists, named_values, numbers, value_list
 from normscope.errors import InputError
 from normscope.ranges import number_range
 
