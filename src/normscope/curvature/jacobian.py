@@ -9,8 +9,13 @@ import torch
 from torch import Tensor
 
 from normscope.curvature.autograd import record_cotangent_only
-from normscope.curvature.custom_functions import custom_functions, missing_derivative_error
-from normscope.curvature.directional import Differences, forward_mode, lacks_derivative
+from normscope.curvature.missing_derivatives import (
+    Differences,
+    custom_functions,
+    forward_mode,
+    lacks_derivative,
+    missing_derivative_error,
+)
 from normscope.curvature.precision import evaluate_in_double, inner_products, length
 from normscope.errors import NormscopeError
 from normscope.problem.batch import Batch

@@ -16,8 +16,7 @@ from normscope.curvature.precision import (
     length,
     without_autocast,
 )
-from normscope.curvature.products import BatchCurvature
-from normscope.curvature.second_derivatives import check_symmetric
+from normscope.curvature.products import BatchCurvature, check_symmetric
 from normscope.errors import InputError
 from normscope.interrupts import interrupt_safe
 from normscope.problem.batch import Batch, batch_count

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.curvature.custom_functions import custom_functions, find_missing_derivative
+from normscope.curvature.missing_derivatives import custom_functions, find_missing_derivative
 from normscope.curvature.precision import perturbed
 from normscope.errors import StateError
 from normscope.problem.diagnose import explain_errors, no_gradient_error

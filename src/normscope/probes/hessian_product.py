@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from normscope.curvature.custom_functions import custom_functions, find_missing_derivative
+from normscope.curvature.missing_derivatives import custom_functions, find_missing_derivative
 from normscope.curvature.precision import perturbed
 
 if TYPE_CHECKING:

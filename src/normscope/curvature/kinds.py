@@ -1,4 +1,4 @@
-"""Kinds of curvature by name, one function each; a new file in this folder adds one.
+"""Kinds of curvature by name, one function each: Fisher, Gauss-Newton and Hessian matrix.
 
 A kind is a function registered by ``@KINDS.register``. It takes a `BatchPoint`, the model and loss
 on one batch at fixed parameters, and returns the matrix as a `BatchCurvature`. Averaging over
@@ -13,17 +13,31 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import torch
+from torch import Tensor
+
 from normscope.curvature.chains import ChainJacobian, chain_jacobian
 from normscope.curvature.jacobian import GraphJacobian, Jacobian
-from normscope.curvature.products import BatchCurvature
-from normscope.errors import StateError
-from normscope.problem.batch import Batch
+from normscope.curvature.output_hessian import InnerHessian, ScaledIdentity, output_hessian
+from normscope.curvature.products import (
+    BatchCurvature,
+    DifferencedHessian,
+    GaussNewtonProduct,
+    HessianProduct,
+    check_hessian,
+)
+from normscope.errors import ShapeError, StateError
+from normscope.problem.batch import Batch, batch_count, has_samples
+from normscope.problem.diagnose import no_gradient_error
 from normscope.problem.evaluate import Evaluation, Evaluator
 from normscope.problem.loss import Loss
 from normscope.problem.outputs import PackedOutput
 from normscope.registry import Registry
 
-__all__ = ["KINDS", "BatchPoint", "Kind", "matrix_name", "no_dependence_error"]
+__all__ = ["KINDS", "BatchPoint", "Kind", "fisher", "ggn", "hessian", "matrix_name"]
+
+# in `Evaluator.verified`: how products are computed
+_BY_GRAPH, _BY_DIFFERENCES = "hessian", "hessian by differences"
 
 
 @dataclass
@@ -90,7 +104,7 @@ class BatchPoint:
         if evaluation.refusal is not None:
             raise evaluation.refusal
         if evaluation.output is None or not evaluation.output.requires_grad:
-            raise no_dependence_error()
+            raise _no_dependence_error()
         self.packed = evaluation.packed
         return GraphJacobian(self.evaluator, evaluation, self.batch, self.number)
 
@@ -128,7 +142,7 @@ class BatchPoint:
 
 Kind: TypeAlias = Callable[[BatchPoint], BatchCurvature]
 
-KINDS: Registry[Kind] = Registry("kind of curvature", package=__name__)
+KINDS: Registry[Kind] = Registry("kind of curvature")
 """The kinds of curvature by name."""
 
 
@@ -145,9 +159,102 @@ def matrix_name(kind: str) -> str:
     return noun if colon else f"{kind.replace('_', ' ')} matrix"
 
 
-def no_dependence_error() -> StateError:
+def _no_dependence_error() -> StateError:
     """Return the error for a model whose parameters have no effect."""
     return StateError(
         "neither the loss nor the output depends on the parameters asked for; check that the "
         "forward pass uses them and detaches nothing."
     )
+
+
+@KINDS.register
+def fisher(at: BatchPoint) -> GaussNewtonProduct:
+    r"""Fisher matrix: mean over samples of the outer products of the outputs' gradients.
+
+    .. math:: F = \frac1m J^\top J
+
+    Reference: wei2018, Eq. (10).
+    """
+    jacobian = at.jacobian()
+    return GaussNewtonProduct(jacobian, ScaledIdentity(1 / _samples(at, jacobian)))
+
+
+def _samples(at: BatchPoint, jacobian: Jacobian) -> int:
+    """Return m: the samples or graphs of the batch, or the rows of both output and targets."""
+    if has_samples(at.batch) or getattr(at.batch, "num_graphs", 1) > 1:
+        return batch_count(at.batch)
+    output, target = jacobian.output, at.target
+    rows_agree = isinstance(target, Tensor) and target.dim() > 0 and len(target) == len(output)
+    if at.packed is None and rows_agree:
+        return len(output)
+    raise ShapeError(
+        "the Fisher matrix is a mean over samples, but the tensors of the batch have different "
+        "numbers of rows; use kind='ggn' or 'hessian', which need no samples."
+    )
+
+
+@KINDS.register
+def ggn(at: BatchPoint) -> GaussNewtonProduct:
+    r"""Gauss-Newton matrix: the part of the Hessian that is due to the curvature of the loss.
+
+    .. math:: G = J^\top (\nabla^2_f L)\, J
+    """
+    jacobian = at.jacobian()
+    _require_loss_of_output(at)
+    with at.context():  # a loss may draw random numbers
+        if at.packed is not None and at.packed.inner_loss is not None:
+            return GaussNewtonProduct(jacobian, InnerHessian(at.packed, at.packed.inner_loss))
+        metric = output_hessian(at.loss, jacobian.output, at.target)
+    return GaussNewtonProduct(jacobian, metric)
+
+
+def _require_loss_of_output(at: BatchPoint) -> None:
+    """Refuse a loss that depends on parameters beside the output: the matrix would lack that."""
+    name = at.evaluator.direct_parameter()
+    if name is not None:
+        raise StateError(
+            f"the loss uses the parameter {name!r} beside the model's output, which a Gauss-Newton "
+            "matrix does not include; use kind='hessian'."
+        )
+
+
+@KINDS.register
+def hessian(at: BatchPoint) -> BatchCurvature:
+    r"""Hessian: the second derivatives of the loss in the parameters.
+
+    .. math:: H = \nabla^2_\theta L
+    """
+    chain = at.chain(curved=True)
+    product = None if chain is None else _chain_hessian(at, chain)
+    if product is not None:
+        return product
+    verified = at.evaluator.verified
+    if not verified.intersection((_BY_GRAPH, _BY_DIFFERENCES)):
+        served = check_hessian(at.evaluator, at.batch, at.number)
+        verified.add(_BY_GRAPH if served else _BY_DIFFERENCES)
+    if _BY_DIFFERENCES in verified:
+        return DifferencedHessian(at.evaluator, at.batch, at.number)
+    evaluation = at.evaluate()
+    if not evaluation.loss.requires_grad:
+        output = evaluation.output
+        if output is not None and output.requires_grad:
+            raise no_gradient_error()
+        raise _no_dependence_error()
+    return HessianProduct(at.evaluator, evaluation, at.number)
+
+
+def _chain_hessian(at: BatchPoint, chain: ChainJacobian) -> BatchCurvature | None:
+    """Return the Hessian of a chain; None if the loss is not a function of the output alone."""
+    loss_of, randomness = at.evaluator.problem.loss_of, at.evaluator.fixed_randomness
+    with at.context():  # a loss may draw random numbers, the same ones each time
+        if loss_of(chain.output.clone(), at.target).requires_grad:
+            return None  # it has parameters, or penalizes those of the model
+        with randomness(at.number):
+            output = chain.output.detach().requires_grad_()
+            value = loss_of(output.clone(), at.target)  # a loss may overwrite its input
+        if not value.requires_grad:
+            return None
+        (gradient,) = torch.autograd.grad(value, output, materialize_grads=True)
+        with randomness(at.number):
+            metric = output_hessian(at.loss, chain.output, at.target)
+        return chain.hessian(gradient, metric)
