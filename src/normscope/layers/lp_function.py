@@ -6,7 +6,7 @@ centred), s = scale, d = x - mean, h = ds/dt, N = values per channel, g = gradie
 The same mathematics exists three times: in differentiable tensor operations (``plain_lp_norm``,
 ``closed_form_gradient``), arranged for speed without large temporaries (``fused_output``,
 ``fused_gradient``), and in C for batches that fit into the cache
-(:mod:`normscope.layers.compiled.binding`). Plain tensor operations spend most of their time on
+(:mod:`normscope.layers.compiled`). Plain tensor operations spend most of their time on
 fresh memory for their results; each fused pass allocates only the tensor it returns and works in
 that tensor's memory.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.layers.compiled.binding import (
+from normscope.layers.compiled import (
     LARGEST_UNCENTRED_RATIO,
     compiled_gradient,
     compiled_output,

@@ -23,7 +23,7 @@ from normscope.layers.batch_norm import (
     BatchNorm3d,
     _ClosedFormBatchNorm,
 )
-from normscope.layers.compiled.binding import compiled_noise
+from normscope.layers.compiled import compiled_noise
 from normscope.layers.transforms import tracing_active, transform_active
 
 # Elements drawn at a time: the working set of one chunk fits into the cache.

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from normscope.curvature.autograd.recording import detach_if_recording
-from normscope.layers.compiled.binding import faster_sums
+from normscope.layers.compiled import faster_sums
 from normscope.layers.standardize import (
     LocalBatch,
     along_channels,

@@ -313,7 +313,7 @@ def _gradient_norm(seen: Observation) -> float:
 @check()
 def unfoldable_norm(exam: Examination) -> Iterator[Finding]:
     """Folding batch norm for inference would change the outputs, so that it stays a layer."""
-    from normscope.layers.surgery.fold_plan import plan_folding
+    from normscope.layers.surgery.fold import plan_folding
     from normscope.problem.copies import undisturbed
 
     if not any(getattr(each, "running_mean", None) is not None for each in exam.norms.values()):

@@ -25,7 +25,7 @@ from normscope.layers.kinds import (
     normalization,
 )
 from normscope.layers.position_norm import PositionNorm, normalization_at_positions
-from normscope.layers.surgery.inference import modules_after
+from normscope.layers.surgery.fold_weights import modules_after
 from normscope.layers.surgery.sites import Site, insert, insertion_sites, norm_sites
 from normscope.problem.copies import copy_module
 from normscope.problem.diagnose import require_module

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.curvature.autograd.constant_norm import constant_norm
-from normscope.layers.compiled import binding
+from normscope.layers import compiled as kernels
 
 SHAPES = [(2, 1), (5, 3), (1, 3, 2), (4, 2, 3), (3, 2, 2, 3), (2, 2, 2, 1, 3)]
 
@@ -89,7 +89,7 @@ def test_constant_norm_of_images_in_single_precision_is_that_in_double(
 ) -> None:
     """Channels last, where the compiled kernel takes the sums; 100 spreads from zero."""
     if not compiled:
-        monkeypatch.setattr(binding, "_kernel", lambda _: None)
+        monkeypatch.setattr(kernels, "_kernel", lambda _: None)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(6, 3, 4, 5, generator=generator) + 100
     mean, variance = torch.full((3,), 100.0), torch.tensor([0.5, 1.0, 2.0])

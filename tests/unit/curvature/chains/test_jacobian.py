@@ -9,7 +9,7 @@ from torch import nn
 from normscope.curvature import kinds, operator, top_eigenvalue
 from normscope.curvature.chains import ChainJacobian, chain_jacobian
 from normscope.layers import NoisyBatchNorm1d
-from normscope.layers.compiled import binding
+from normscope.layers import compiled as kernels
 from normscope.problem import MODES, parameter_layout
 
 TOLERANCE = 1e-10
@@ -294,7 +294,7 @@ def test_products_of_images_in_single_precision_are_those_of_the_graph_in_double
     kind, mode, compiled, monkeypatch
 ):
     if not compiled:
-        monkeypatch.setattr(binding, "_kernel", lambda _: None)
+        monkeypatch.setattr(kernels, "_kernel", lambda _: None)
     model, x = strided_net(), torch.randn(6, 3, 17, 17)
     model(x)
     data = (x, torch.arange(6) % 2)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from normscope.layers import Noise, lp_function, noisy
-from normscope.layers.compiled import binding
-from normscope.layers.compiled.build import library
+from normscope.layers import compiled as kernels
+from normscope.layers.compiled import library
 from normscope.layers.lp_function import closed_form_gradient, lp_normalize, plain_lp_norm
 from normscope.layers.noisy import draw
 
@@ -31,7 +31,7 @@ def doubled(*given):
 
 
 def without_kernels(monkeypatch):
-    monkeypatch.setattr(binding, "_kernel", lambda _: None)
+    monkeypatch.setattr(kernels, "_kernel", lambda _: None)
 
 
 def close(ours, theirs, terms=None):
@@ -45,12 +45,12 @@ def close(ours, theirs, terms=None):
 @pytest.mark.parametrize("affine", [False, True])
 def test_kernels_equal_the_formulas_in_float64(order, centred, shape, affine):
     x, weight, bias, gradient = tensors(shape, affine=affine)
-    ready = binding.compiled_output(x, weight, bias, order, centred, 1e-3)
+    ready = kernels.compiled_output(x, weight, bias, order, centred, 1e-3)
     exact_x, exact_weight, exact_bias, exact_gradient = doubled(x, weight, bias, gradient)
     exact = plain_lp_norm(exact_x, exact_weight, exact_bias, order, centred, 1e-3)
     for ours, theirs in zip(ready[:3], exact, strict=True):
         close(ours, theirs)
-    found = binding.compiled_gradient(gradient, x, weight, ready[1:], order, centred, True)
+    found = kernels.compiled_gradient(gradient, x, weight, ready[1:], order, centred, True)
     options = order, centred, 1e-3
     expected = closed_form_gradient(exact_gradient, exact_x, exact_weight, *options)
     factor = (1 if weight is None else weight.abs().max()) / ready[2].min()
@@ -66,8 +66,8 @@ def test_numbers_do_not_depend_on_the_threads(order, centred, shape, monkeypatch
 
     def results(threads):
         monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-        ready = binding.compiled_output(x, weight, bias, order, centred, 1e-5)
-        found = binding.compiled_gradient(gradient, x, weight, ready[1:], order, centred, True)
+        ready = kernels.compiled_output(x, weight, bias, order, centred, 1e-5)
+        found = kernels.compiled_gradient(gradient, x, weight, ready[1:], order, centred, True)
         return [part for part in (*ready, *found) if part is not None]
 
     alone = results(1)
@@ -80,12 +80,12 @@ def test_numbers_do_not_depend_on_the_threads(order, centred, shape, monkeypatch
 def test_channels_last_is_read_as_it_lies(order, centred):
     x, weight, bias, gradient = tensors((5, 4, 3, 7))
     last, last_gradient = (t.to(memory_format=torch.channels_last) for t in (x, gradient))
-    expected = binding.compiled_output(x, weight, bias, order, centred, 1e-5)
-    ready = binding.compiled_output(last, weight, bias, order, centred, 1e-5)
+    expected = kernels.compiled_output(x, weight, bias, order, centred, 1e-5)
+    ready = kernels.compiled_output(last, weight, bias, order, centred, 1e-5)
     assert ready[0].is_contiguous(memory_format=torch.channels_last)
     close(ready[0], expected[0])
-    ours = binding.compiled_gradient(last_gradient, last, weight, ready[1:], order, centred, True)
-    theirs = binding.compiled_gradient(gradient, x, weight, expected[1:], order, centred, True)
+    ours = kernels.compiled_gradient(last_gradient, last, weight, ready[1:], order, centred, True)
+    theirs = kernels.compiled_gradient(gradient, x, weight, expected[1:], order, centred, True)
     for a, b in zip(ours, theirs, strict=True):
         close(a, b)
 
@@ -99,26 +99,26 @@ def test_channels_last_is_read_as_it_lies(order, centred):
         torch.randn(8, 5).half(),
         torch.empty(0, 5),
         torch.empty(8, 5, device="meta"),
-        torch.randn(binding.LARGEST // 5 + 1, 5),
+        torch.randn(kernels.LARGEST // 5 + 1, 5),
     ],
     ids=["transposed", "strided", "double", "half", "empty", "meta", "large"],
 )
 def test_other_tensors_are_left_to_torch(x):
-    assert binding.compiled_output(x, None, None, 1.0, False, 1e-5) is None
-    assert binding.compiled_output(torch.randn(8, 5), None, None, 1.5, False, 1e-5) is None
+    assert kernels.compiled_output(x, None, None, 1.0, False, 1e-5) is None
+    assert kernels.compiled_output(torch.randn(8, 5), None, None, 1.5, False, 1e-5) is None
 
 
 def test_vectors_that_do_not_fit_are_left_to_torch():
     x = torch.randn(8, 5)
     for weight in (torch.ones(4), torch.ones(10)[::2], torch.ones(5).double()):
-        assert binding.compiled_output(x, weight, None, 1.0, False, 1e-5) is None
+        assert kernels.compiled_output(x, weight, None, 1.0, False, 1e-5) is None
 
 
 def test_gradient_of_another_layout_is_left_to_torch():
     x, weight, bias, gradient = tensors((8, 5))
-    ready = binding.compiled_output(x, weight, bias, 1.0, False, 1e-5)
+    ready = kernels.compiled_output(x, weight, bias, 1.0, False, 1e-5)
     turned = gradient.t().contiguous().t()
-    assert binding.compiled_gradient(turned, x, weight, ready[1:], 1.0, False, True) is None
+    assert kernels.compiled_gradient(turned, x, weight, ready[1:], 1.0, False, True) is None
     ours = lp_function.fused_gradient(turned, x, weight, ready[1:], 1.0, False)
     theirs = lp_function.fused_gradient(gradient, x, weight, ready[1:], 1.0, False)
     for a, b in zip(ours, theirs, strict=True):
@@ -135,8 +135,8 @@ def passes(x, weight, bias, gradient, order, centred, eps=1e-5):
 @pytest.mark.parametrize(("order", "centred"), CASES)
 def test_layer_calls_the_kernels_and_agrees_without_them(order, centred, monkeypatch):
     given = tensors((64, 50))
-    called, kernel = [], binding._kernel
-    monkeypatch.setattr(binding, "_kernel", lambda name: called.append(name) or kernel(name))
+    called, kernel = [], kernels._kernel
+    monkeypatch.setattr(kernels, "_kernel", lambda name: called.append(name) or kernel(name))
     ours = passes(*given, order, centred)
     assert {"forward", "backward"} <= set(called)
     without_kernels(monkeypatch)
@@ -150,7 +150,7 @@ def test_ties_and_zero_channels_as_without_kernels(order, centred, monkeypatch):
     gradient = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
     given = x, torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), gradient
     ours = passes(*given, order, centred)
-    assert binding.compiled_output(*given[:3], order, centred, 1e-5) is not None
+    assert kernels.compiled_output(*given[:3], order, centred, 1e-5) is not None
     assert all(t.isfinite().all() for t in ours)
     without_kernels(monkeypatch)
     theirs = passes(*given, order, centred)
@@ -165,7 +165,7 @@ def test_ties_and_zero_channels_as_without_kernels(order, centred, monkeypatch):
 def test_small_spread_about_a_large_mean_keeps_its_digits(order, centred):
     x, weight, bias, gradient = tensors((64, 6))
     x, bias = 1e4 + 1e-2 * x, torch.zeros(6)  # a bias would swallow the digits looked at
-    assert binding.compiled_output(x, weight, bias, order, centred, 0.0) is None
+    assert kernels.compiled_output(x, weight, bias, order, centred, 0.0) is None
     ours = passes(x, weight, bias, gradient, order, centred, 0.0)[0]
     close(ours, plain_lp_norm(*doubled(x, weight, bias), order, centred, 0.0)[0])
 
@@ -216,9 +216,9 @@ def test_default_dtype_does_not_matter():
 
 def test_input_gradient_is_left_out_when_not_wanted():
     x, weight, bias, gradient = tensors((8, 5))
-    ready = binding.compiled_output(x, weight, bias, 2.0, True, 1e-5)
-    with_input = binding.compiled_gradient(gradient, x, weight, ready[1:], 2.0, True, True)
-    without = binding.compiled_gradient(gradient, x, weight, ready[1:], 2.0, True, False)
+    ready = kernels.compiled_output(x, weight, bias, 2.0, True, 1e-5)
+    with_input = kernels.compiled_gradient(gradient, x, weight, ready[1:], 2.0, True, True)
+    without = kernels.compiled_gradient(gradient, x, weight, ready[1:], 2.0, True, False)
     assert without[0] is None
     assert torch.equal(without[1], with_input[1])
     assert torch.equal(without[2], with_input[2])
@@ -235,7 +235,7 @@ def test_noise_is_made_of_the_same_bits_as_without_kernels(shape, monkeypatch):
         return draw(Noise(), torch.Size(shape), **place, generator=generator)
 
     called = []
-    kernel = binding.compiled_noise
+    kernel = kernels.compiled_noise
     monkeypatch.setattr(noisy, "compiled_noise", lambda *a: called.append(kernel(*a)) or called[-1])
     ours = drawn()
     assert all(called)
@@ -248,10 +248,10 @@ def test_noise_is_made_of_the_same_bits_as_without_kernels(shape, monkeypatch):
 @pytest.mark.parametrize("samples", [1, 7, 300])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_sums_equal_those_in_float64(channels, samples, threads, monkeypatch):
-    monkeypatch.setattr(binding, "_threads_for", lambda _: threads)
+    monkeypatch.setattr(kernels, "_threads_for", lambda _: threads)
     generator = torch.Generator().manual_seed(channels)
     one, other = torch.randn(2, samples, channels, generator=generator) + 0.3
-    products, totals = binding.compiled_sums(one, other)
+    products, totals = kernels.compiled_sums(one, other)
     exact, there = one.double(), other.double()
     for ours, terms in ((products, exact * there), (totals, exact)):
         close(ours, terms.sum(0), terms.abs().sum(0))
@@ -265,45 +265,45 @@ def test_sums_of_images_are_taken_over_their_positions(shape):
         torch.randn(shape, generator=generator).contiguous(memory_format=last) for _ in range(2)
     )
     axes = [axis for axis in range(len(shape)) if axis != 1]
-    products, totals = binding.compiled_sums(one, other)
+    products, totals = kernels.compiled_sums(one, other)
     close(products, (one.double() * other.double()).sum(axes))
     close(totals, one.double().sum(axes))
 
 
 def test_sums_are_the_same_for_the_same_number_of_threads():
     one, other = torch.randn(2, 5000, 30, generator=torch.Generator().manual_seed(0))
-    first = torch.stack(binding.compiled_sums(one, other))
-    again = [torch.stack(binding.compiled_sums(one, other)) for _ in range(5)]
+    first = torch.stack(kernels.compiled_sums(one, other))
+    again = [torch.stack(kernels.compiled_sums(one, other)) for _ in range(5)]
     assert all(torch.equal(sums, first) for sums in again)
 
 
 def test_sums_keep_numbers_that_are_none_in_their_channel():
     one, other = torch.ones(2, 70, 3)
     one[69, 1] = math.nan
-    products, totals = binding.compiled_sums(one, other)
+    products, totals = kernels.compiled_sums(one, other)
     assert products.isnan().tolist() == totals.isnan().tolist() == [False, True, False]
 
 
 def test_sums_leave_what_they_cannot_read():
     plain = torch.ones(4, 3)
     images = torch.ones(2, 3, 4, 5)
-    assert binding.compiled_sums(plain, plain) is not None
-    assert binding.compiled_sums(images, images) is None  # channels are not neighbours
+    assert kernels.compiled_sums(plain, plain) is not None
+    assert kernels.compiled_sums(images, images) is None  # channels are not neighbours
     strange = [plain.double(), torch.ones(4, 6)[:, ::2], torch.ones(3, 4).T, torch.ones(5, 3)]
     for other in [*strange, plain.to("meta"), plain[:0], torch.ones(4)]:
-        assert binding.compiled_sums(plain, other) is None
-        assert binding.compiled_sums(other, plain) is None
+        assert kernels.compiled_sums(plain, other) is None
+        assert kernels.compiled_sums(other, plain) is None
     for strange in (torch.ones(2, 3, 4), plain[:0], torch._efficientzerotensor((4, 3))):
-        assert binding.compiled_sums(strange, strange) is None
+        assert kernels.compiled_sums(strange, strange) is None
     seen = []
-    torch.func.vmap(lambda x: seen.append(binding.compiled_sums(x, x)) or x)(torch.ones(2, 4, 3))
+    torch.func.vmap(lambda x: seen.append(kernels.compiled_sums(x, x)) or x)(torch.ones(2, 4, 3))
     assert seen == [None]
 
 
 def test_sums_lie_on_the_cpu_whatever_the_default_device_is():
     one = torch.ones(70, 3)
     with torch.device("meta"):
-        products, _ = binding.compiled_sums(one, one)
+        products, _ = kernels.compiled_sums(one, one)
     assert products.tolist() == [70.0] * 3
 
 
@@ -314,4 +314,4 @@ def test_sums_are_left_to_torch_where_it_is_as_fast(shape, pays):
     images = torch.ones(shape)
     if len(shape) == 4:
         images = images.contiguous(memory_format=torch.channels_last)
-    assert (binding.faster_sums(images, images) is not None) == pays
+    assert (kernels.faster_sums(images, images) is not None) == pays
