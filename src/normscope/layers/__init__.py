@@ -1,7 +1,6 @@
 """Normalization layers, drop-in for PyTorch's, and tools that convert, fold and measure them."""
 
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
-from normscope.layers.dynamic_tanh import DynamicTanh
 from normscope.layers.kinds import (
     NORMS,
     NoNorm,
@@ -16,7 +15,7 @@ from normscope.layers.lp_norm import LpNorm1d, LpNorm2d, LpNorm3d
 from normscope.layers.noisy import Noise, NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d
 from normscope.layers.population import population_statistics
 from normscope.layers.position_norm import PositionNorm
-from normscope.layers.rms_norm import SampleRMSNorm, ShiftedRMSNorm
+from normscope.layers.sample_norms import DynamicTanh, SampleRMSNorm, ShiftedRMSNorm
 from normscope.layers.surgery.convert import Change, convert, plan_conversion
 from normscope.layers.surgery.fold import fold
 

@@ -1,7 +1,7 @@
 """Kinds of normalization by name: how to make a layer of a kind, and how to recognize one.
 
 To add a kind, put a file with its layer and a factory decorated with :func:`norm_kind` into this
-package. Nothing else lists the kinds.
+package. Nothing else lists the kinds. Those over the batch are here, the others in `sample_norms`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
-from normscope.layers.detect import positionwise_norm, weight_norm_of
+from normscope.layers.detect import weight_norm_of
 from normscope.layers.lp_norm import LpNorm1d, LpNorm2d, LpNorm3d
 from normscope.layers.noisy import NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d
 from normscope.problem.modes import is_batch_norm as is_batch_norm
@@ -34,10 +34,6 @@ _LP_NORMS = (LpNorm1d, LpNorm1d, LpNorm2d, LpNorm3d)
 _RUNNING = ("momentum", "track_running_stats")
 _BATCH_OPTIONS = ("eps", "affine", "bias", "process_group", *_RUNNING)
 _LP_OPTIONS = ("eps", "affine", "centred", *_RUNNING)
-SAMPLE_OPTIONS = ("eps", "affine", "bias")
-"""Options of layers that normalize each sample by itself."""
-
-_FEWEST_UNITS = 4  # per group of a vector
 
 
 @dataclass(frozen=True)
@@ -286,13 +282,6 @@ def _is_lp(order: float) -> Matches:
     return lambda module: isinstance(module, _LP_NORMS) and module.p == order
 
 
-def _is_layer_norm(module: nn.Module) -> bool:
-    if isinstance(module, nn.GroupNorm):
-        return module.num_groups == 1
-    found = positionwise_norm(module)
-    return isinstance(module, nn.LayerNorm) if found is None else found.kind == "layer"
-
-
 @norm_kind(
     "none",
     NoNorm,
@@ -353,50 +342,3 @@ def linf_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     Reference: santurkar2018, Section 3.3.
     """
     return _LP_NORMS[dimensions](num_features, p=math.inf, **options)
-
-
-@norm_kind("layer", matches=_is_layer_norm, options=SAMPLE_OPTIONS, features_last=True)
-def layer_norm(
-    num_features: int, dimensions: int, affine: bool = True, **options: Any
-) -> nn.Module:
-    """Layer normalization; with spatial dimensions, over channels and positions together.
-
-    Reference: ba2016.
-    """
-    if dimensions == 0:
-        return nn.LayerNorm(num_features, elementwise_affine=affine, **options)
-    return nn.GroupNorm(1, num_features, affine=affine, **options)
-
-
-@norm_kind(
-    "group",
-    matches=lambda module: isinstance(module, nn.GroupNorm) and module.num_groups > 1,
-    options=SAMPLE_OPTIONS,
-)
-def group_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
-    """Group normalization in gcd(32, channels) groups; of vectors in fewer, see `group_count`.
-
-    Reference: wu2018.
-    """
-    return nn.GroupNorm(group_count(num_features, dimensions), num_features, **options)
-
-
-def group_count(num_features: int, dimensions: int) -> int:
-    """Return the groups of "group": gcd(32, channels); fewer for vectors, of at least 4 units.
-
-    Normalizing a group of one or two units without positions would leave only their signs.
-
-    Args:
-        num_features: channels.
-        dimensions: spatial dimensions, 0 for vectors.
-
-    Returns:
-        The number of groups.
-
-    >>> group_count(64, 2), group_count(64, 0), group_count(1000, 0)
-    (32, 16, 8)
-    """
-    groups = math.gcd(32, num_features)
-    while dimensions == 0 and groups > 1 and num_features // groups < _FEWEST_UNITS:
-        groups //= 2
-    return groups

@@ -19,12 +19,12 @@ from normscope.layers.detect import positionwise_norm, weight_norm_of
 from normscope.layers.kinds import (
     NORMS,
     NoNorm,
-    group_count,
     is_batch_norm,
     kind_of,
     normalization,
 )
 from normscope.layers.position_norm import PositionNorm, normalization_at_positions
+from normscope.layers.sample_norms import group_count
 from normscope.layers.surgery.fold_weights import modules_after
 from normscope.layers.surgery.sites import Site, insert, insertion_sites, norm_sites
 from normscope.problem.copies import copy_module
