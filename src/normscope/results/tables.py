@@ -119,12 +119,7 @@ def states(connection: sqlite3.Connection) -> list[tuple[int, str]]:
 
 def attempts(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, int]:
     """Return the attempts of records by their numbers."""
-    found: dict[int, int] = {}
-    for low in range(0, len(numbers), 500):
-        some = ", ".join(str(int(number)) for number in numbers[low : low + 500])
-        rows = connection.execute(f"SELECT id, attempts FROM records WHERE id IN ({some})")
-        found.update(rows.fetchall())
-    return found
+    return dict(_in_batches(connection, "SELECT id, attempts FROM records WHERE id IN", numbers))
 
 
 def numbered(connection: sqlite3.Connection, name: str, numbers: Sequence[int]) -> list[Row]:

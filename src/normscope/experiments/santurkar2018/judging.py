@@ -6,7 +6,7 @@ those of the deep linear network's landscape after 10,000 steps.
 
 - A statement compares two networks trained from the same seeds, by the ratio of their numbers (the
   difference, where a difference is allowed). "Smaller" and "better" mean by at least 5 %. The
-  decision is that of `normscope.results.effect.decide_below`: the bootstrap interval over at least
+  decision is that of `normscope.results.claim.decide_below`: the bootstrap interval over at least
   three seeds excludes the threshold, and the mean is further from it than the standard deviation
   over seeds. Seeds in which a number was not measured do not count.
 - A run that diverged has an infinite loss, and a number on the ray that is not finite is infinite;
@@ -41,7 +41,7 @@ import numpy as np
 import xarray as xr
 
 from normscope.results import Claim
-from normscope.results.effect import DECISION, ENOUGH_SEEDS, bootstrap_interval, decide_below
+from normscope.results.claim import DECISION, ENOUGH_SEEDS, bootstrap_interval, decide_below
 
 MARGIN = 0.05  # "smaller" is smaller by at least this share
 _LARGEST_LOG = 50.0  # of a ratio; that with an infinite or zero number

@@ -7,7 +7,7 @@ import pytest
 
 from normscope.errors import InputError
 from normscope.results import VERDICTS, Claim, claims_table, combine_verdicts
-from normscope.results.effect import bootstrap_interval, decide_below
+from normscope.results.claim import bootstrap_interval, decide_below
 
 
 def test_interval_holds_the_share_of_all_resamples():
