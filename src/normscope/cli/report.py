@@ -92,7 +92,7 @@ def _page(numbers: xr.Dataset) -> Report | None:
 
 def _theory(settings: Mapping[str, Any], axis: str, values: Sequence[float]) -> xr.DataArray | None:
     """Return the critical learning rates for a diagram; None if settings of it are missing."""
-    from normscope.report.sweep_records import TRAINED
+    from normscope.report.diagrams import TRAINED
 
     if not {*settings, axis} >= TRAINED:  # the theory would be of another training
         return None

@@ -14,8 +14,7 @@ import xarray as xr
 
 from normscope.files import replacing
 from normscope.report import Report, Section, picture_of, result_section, write_report
-from normscope.report.combine import findings_of
-from normscope.report.runs import QUICK
+from normscope.report.runs import QUICK, findings_of
 from normscope.results import Claim, claims_table
 from normscope.results.claim import ORIGINS
 from normscope.results.tables import present_versions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,10 @@ from normscope.report.downloads import dataset_downloads
 from normscope.report.narrative import claims_sentence
 from normscope.results import Claim
 from normscope.results.claim import ORIGINS
+from normscope.text import plural
 
+_MOST_FINDINGS = 5
+_MOST_FAILED = 3  # claims named on the first screen
 _OF_THIS_RUN = "without what a store had from earlier runs"
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "name": str,
@@ -174,3 +177,40 @@ def _downloads(name: str, dataset: xr.Dataset | None) -> tuple[Download, ...]:
         return dataset_downloads(dataset, stem)
     reason = "not in this page, since it was not beside the result; running it again gives it."
     return (Download(f"{stem}.nc", "application/netcdf", b"", reason),)
+
+
+def findings_of(sections: Sequence[Section], names: Sequence[str] | None = None) -> list[str]:
+    """Return the first screen: claims counted, failed ones named, then the other sections.
+
+    Args:
+        sections: the results.
+        names: of each section's file, to put before its sentences; "" if that is not needed.
+    """
+    names = [""] * len(sections) if names is None else names
+    claims = [claim for section in sections for claim in section.claims]
+    found = [claims_sentence(claims)] if claims else []
+    judged = [section for section in sections if section.settings.get("scale") != "quick"]
+    if len(judged) < len(sections):
+        found.append(QUICK)
+    failed = [(each, claim) for each in judged for claim in each.claims if claim.holds is False]
+    found += [
+        f"Not reproduced in {section.title}: {claim.text} ({claim.measured})."
+        for section, claim in failed[:_MOST_FAILED]
+    ]
+    if len(failed) > _MOST_FAILED:
+        more = len(failed) - _MOST_FAILED
+        verb = "is" if more == 1 else "are"
+        found.append(f"{plural(more, 'further claim')} {verb} not reproduced; see below.")
+    others = [each for each in zip(sections, names, strict=True) if not each[0].claims]
+    shown = others[: max(_MOST_FINDINGS - len(found), 1)]
+    each = max((_MOST_FINDINGS - len(found)) // max(len(shown), 1), 1)
+    found += [
+        f"{name}: {sentence}" if name else sentence
+        for section, name in shown
+        for sentence in section.paragraphs[:each]
+    ]
+    if len(others) > len(shown):
+        more = len(others) - len(shown)
+        verb = "follows" if more == 1 else "follow"
+        found.append(f"{plural(more, 'further section')} {verb} below.")
+    return found

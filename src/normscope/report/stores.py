@@ -10,7 +10,7 @@ from typing import Any
 
 from normscope.errors import InputError, StateError
 from normscope.plots.names import display_settings
-from normscope.report.diagrams import SWEPT, Theory, diagrams
+from normscope.report.diagrams import SWEPT, CodeVersions, Theory, diagrams, sweep_command
 from normscope.report.document import Card, Download, Picture, Section, Table, Value
 from normscope.report.downloads import LARGEST, NETCDF, dataset_downloads, table_download
 from normscope.report.narrative import describe_scope, package_versions, states_sentence
@@ -21,7 +21,6 @@ from normscope.report.pictures import (
     scope_picture,
     try_drawing,
 )
-from normscope.report.sweep_records import CodeVersions, sweep_command
 from normscope.results import Record, State, Store
 from normscope.results.codec import RawDataset
 from normscope.results.grid import (
