@@ -5,7 +5,7 @@ import xarray as xr
 
 import normscope as ns
 from normscope.errors import InputError
-from normscope.experiments.cohen2021.gradient_descent import gradient_descent_claims
+from normscope.experiments.cohen2021.full_batch import gradient_descent_claims
 from normscope.experiments.cohen2021.mini_batches import mini_batch_claims
 from normscope.experiments.cohen2021.trainings import Setting, settings_of, settled, train
 

@@ -9,7 +9,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from normscope.errors import InputError
-from normscope.experiments.cohen2021.trainings import run_all, settings_of, settled, settled_claim
+from normscope.experiments.cohen2021.trainings import run_all, settings_of, settled_claims
 from normscope.experiments.recipe import experiment
 from normscope.plots.stability import edge_figure
 from normscope.progress import ProgressCallback
@@ -22,16 +22,20 @@ FORMULAS = {"small": "2 (1 - momentum) / rate", "large": "2 (1 + momentum) / rat
 
 def mini_batch_claims(results: xr.Dataset) -> list[Claim]:
     """Whether batch sharpness settles at the threshold of its batch size and momentum."""
-    statement = "Batch sharpness settles at 2 (1 - momentum) / rate for small batches and at "
-    statement += "2 (1 + momentum) / rate for large ones."
-    claims = []
     smallest = int(results["batch_size"].min())
-    for run in map(str, results["run"].values):
+
+    def judged_by(run: str) -> tuple[str, str, str, str]:
         kind = "small" if int(results["batch_size"].sel(run=run)) == smallest else "large"
-        found = settled(results, run, SHARPNESS, EDGES[kind])
         text = f"{kind} batches, {run}: batch sharpness settles at {FORMULAS[kind]}, within 10 %"
-        claims.append(settled_claim(text, "andreyev2026", statement, found, FORMULAS[kind]))
-    return claims
+        return SHARPNESS, EDGES[kind], FORMULAS[kind], text
+
+    return settled_claims(
+        results,
+        "andreyev2026",
+        "Batch sharpness settles at 2 (1 - momentum) / rate for small batches and at "
+        "2 (1 + momentum) / rate for large ones.",
+        judged_by,
+    )
 
 
 def mini_batch_figure(results: xr.Dataset) -> Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -229,25 +229,38 @@ RULE = (
     "median of the last third of the measurements of one training within 10 % of the threshold; "
     "undecided if it was below 0.9 times it at all measurements after the first third"
 )
-"""The decision rule of `settled_claim` in words."""
+"""The decision rule of `settled_claims` in words."""
 
 
-def settled_claim(text: str, source: str, statement: str, found: Settled, edge: str) -> Claim:
-    """Return the claim that a training settled at its threshold.
+def settled_claims(
+    results: xr.Dataset,
+    source: str,
+    statement: str,
+    judged_by: Callable[[str], tuple[str, str, str, str]],
+) -> list[Claim]:
+    """Return for each training the claim that it settled at its threshold.
 
     Args:
-        text: the statement as it is judged.
+        results: of `run_all`.
         source: of the statement.
         statement: what the paper says.
-        found: where it settled.
-        edge: the threshold, in words.
+        judged_by: from a training to the variables of sharpness and threshold, the threshold in
+            words, and the statement as it is judged.
     """
-    return Claim(
-        text,
-        source,
-        f"{found.ratio:.3g} times {edge}; largest after the first third {found.largest:.3g}",
-        found.holds,
-        statement=statement,
-        rule=RULE,
-        resolve="more steps" if found.holds is None else "",
-    )
+    claims = []
+    for run in map(str, results["run"].values):
+        variable, threshold, edge, text = judged_by(run)
+        found = settled(results, run, variable, threshold)
+        largest = f"largest after the first third {found.largest:.3g}"
+        claims.append(
+            Claim(
+                text,
+                source,
+                f"{found.ratio:.3g} times {edge}; {largest}",
+                found.holds,
+                statement=statement,
+                rule=RULE,
+                resolve="more steps" if found.holds is None else "",
+            )
+        )
+    return claims
