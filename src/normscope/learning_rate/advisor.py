@@ -326,7 +326,7 @@ def _measure(
         curvature_reason=rule.unknown or ("" if curvature else _unmeasured(effort)),
         prediction_reason=reason,
         group_rates=rates.relative,
-        notes=(*setup_notes(setup, rates, unjoined), *_length_note(verification, effort)),
+        notes=(*setup_notes(setup, rates, unjoined), *_limit_notes(verification, effort)),
         **_properties(setup, batches[0], rule, plan, rates.are_one),
     )
 
@@ -367,13 +367,31 @@ def _unmeasured(effort: Effort) -> str:
     return f"not computed with effort={effort.name!r}"
 
 
-def _length_note(found: Verification | None, effort: Effort) -> list[str]:
-    """Return that no run was as long as the definition of the limit, if none was unstable or few.
+def _limit_notes(found: Verification | None, effort: Effort) -> list[str]:
+    """Return what the runs leave open: data orders that were not tried, or later steps.
 
     A limit that short runs enclose has an interval that is wider for it.
     """
     if found is None:
         return []
+    return [*_shrinking_note(found), *_open_notes(found, effort)]
+
+
+def _shrinking_note(found: Verification) -> list[str]:
+    """Return from which rate on weight decay or a penalty ends the training, if one does."""
+    lowest = min((run.rate for run in found.runs if run.shrunk), default=None)
+    if lowest is None:
+        return []
+    return [
+        f"From {lowest:.3g} on the penalty on the weights drove them to zero within {STEPS} steps: "
+        "stable, but nothing is learned; use less weight decay."
+    ]
+
+
+def _open_notes(found: Verification, effort: Effort) -> list[str]:
+    if found.is_bisected and not found.is_confirmed:
+        end = "no rate held" if not found.ends[0] else f"others may fail at {found.limit:.3g}"
+        return [f"Not confirmed on further data orders, for want of steps: {end}."]
     longest = max((run.steps for run in found.all_runs), default=0)
     is_quick = effort.limit_steps < STEPS
     if longest >= STEPS or not (is_quick or math.isinf(found.ends[1])):
@@ -436,7 +454,8 @@ def _verify(
     is_near: bool,
 ) -> Verification:
     if effort.bisects:
-        return verify_limit(setup, guess, progress, effort.limit_steps)
+        steps = effort.limit_steps, is_near, effort.confirm_steps
+        return verify_limit(setup, guess, progress, *steps)
     last = 0 if effort.name == "quick" else effort.choice_steps  # quick makes no choice
     found = bracket_limit(setup, guess, progress, effort.limit_steps, is_near, last)
     if setup.orders_differ and 1 / (1 - momentum) > LAST_LAYER_STEPS:

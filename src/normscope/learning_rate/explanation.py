@@ -69,7 +69,7 @@ def _limit_summary(advice: Advice) -> str:
     if math.isinf(found.ends[1]):
         return f"above {low:.3g}: {_none_unstable(advice, found)}"
     if found.ends[0] == 0:
-        return f"below {advice.limit:.3g}: no full run was stable"
+        return f"not verified: no full run was stable; below {advice.limit:.3g}"
     failure = _failure_below(found)
     where = ", below a collapse; perhaps" if found.collapsed_first else "; on other batches perhaps"
     where = "; perhaps" if failure else where  # to fit into one line
@@ -262,9 +262,7 @@ def _verified_remark(found: Verification | None) -> str:
         return "not asked for"
     stable = "stable" if found.low else "no rate was stable"
     above = "no instability found" if math.isinf(found.high) else f"{found.high:.3g} unstable"
-    collapse = (
-        f"; the network collapsed at {found.lowest_collapse:.3g}" if found.collapsed_first else ""
-    )
+    collapse = f"; the network collapsed at {found.ends[1]:.3g}" if found.collapsed_first else ""
     count = f"{plural(len(found.all_runs), 'run')}, {plural(found.steps, 'step')}"
     return f"{stable}, {above}{collapse}; {count}"
 

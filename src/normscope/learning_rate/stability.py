@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.optim import (
     Adadelta,
@@ -28,6 +30,7 @@ from normscope.learning_rate.thresholds import (
     HOPELESS_GROWTH,
     RECOVERED_STEPS,
     RECOVERY_STEPS,
+    SHRUNK,
     SQUARED_ERROR_GROWTH,
     STEPS,
 )
@@ -54,6 +57,8 @@ class ShortRun(Rendered):
             behind units that are zero for all of them. Its loss then stays constant, which is
             stable by the definition.
         losses: of every step, before its update.
+        shrunk: whether the output became the same for every sample because a penalty or weight
+            decay drove the weights to zero, where its minimum is: not a collapse.
     """
 
     rate: float
@@ -63,6 +68,7 @@ class ShortRun(Rendered):
     worst: float
     died: bool = False
     losses: tuple[float, ...] = ()
+    shrunk: bool = False
 
     def summary(self) -> dict[str, Any]:
         """Return all but the losses, by name."""
@@ -149,8 +155,8 @@ def short_run(
                 break
     if recovers and not unstable:
         unstable = _is_above(loop.losses[-RECOVERED_STEPS:], loop.losses[0], growth)
-    worst = _largest_growth(loop.losses)
-    return ShortRun(rate, order, unstable, taken, worst, collapse.found, tuple(loop.losses))
+    outcome = rate, order, unstable, taken, _largest_growth(loop.losses), collapse.found
+    return ShortRun(*outcome, tuple(loop.losses), collapse.shrunk)
 
 
 def has_second_moment(optimizer: Optimizer) -> bool:
@@ -195,14 +201,16 @@ def _largest_growth(losses: Sequence[float]) -> float:
 class _CollapseCheck:
     """Detects that a model's outputs, which once differed between samples, became constant.
 
-    A forward hook keeps the last output, if it is a tensor with samples first.
+    A forward hook keeps the last output, if it is a tensor with samples first. If all weights have
+    become small, a penalty on them has made the outputs constant: ``shrunk``, not ``found``.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._output: Tensor | None = None
         self._has_differed, self._constant = False, 0
-        self.found = False
+        self._norms = _weight_norms(model)
+        self.found = self.shrunk = False
 
     def __enter__(self) -> Self:
         self._handle = self._model.register_forward_hook(self._keep)
@@ -223,8 +231,26 @@ class _CollapseCheck:
             self._has_differed, self._constant = True, 0
         elif self._has_differed:
             self._constant += 1
-            self.found = self._constant == 2  # momentum may leave the first one again
+            if self._constant == 2:  # momentum may leave the first one again
+                self.shrunk = self._has_shrunk(output)
+                self.found = not self.shrunk
         return self.found
+
+    def _has_shrunk(self, output: Tensor) -> bool:
+        """Return whether all weights are small, and their product too small to change the output.
+
+        Units that are dead leave the weights about as they are.
+        """
+        after = _weight_norms(self._model)
+        shares = [now / before for now, before in zip(after, self._norms, strict=True) if before]
+        too_small = math.sqrt(torch.finfo(output.dtype).eps) if output.is_floating_point() else 0.0
+        return bool(shares) and max(shares) < SHRUNK and math.prod(shares) < too_small
+
+
+def _weight_norms(model: nn.Module) -> list[float]:
+    """Return the norms of the trained weights, without biases and scales."""
+    trained = (each for each in model.parameters() if each.requires_grad and each.dim() > 1)
+    return [float(each.detach().norm()) for each in trained]
 
 
 def is_unstable(

@@ -16,7 +16,7 @@ import normscope as ns
 from normscope.curvature import dense
 from normscope.errors import ArgumentTypeError, InputError, StateError
 from normscope.learning_rate import advisor, max_learning_rate, prediction, stability
-from normscope.learning_rate.advisor import _length_note
+from normscope.learning_rate.advisor import _limit_notes
 from normscope.learning_rate.around_step import GroupRates
 from normscope.learning_rate.sample_trials import SampleTrials
 from normscope.learning_rate.setup import TrainingSetup
@@ -417,6 +417,27 @@ def test_prediction_leads_the_net_off_its_plateau():
 )
 def test_limit_that_no_full_run_supports_is_said_to_be_unverified(high, effort, steps, told):
     found = Verification(0.2, high, (ShortRun(0.2, 0, False, steps, 1.0),), 0)
-    notes = _length_note(found, EFFORTS[effort])
+    notes = _limit_notes(found, EFFORTS[effort])
     assert len(notes) == (told is not None)
     assert not notes or told in notes[0]
+
+
+@pytest.mark.parametrize(("low", "said"), [(0.2, "others may fail at 0.2"), (0.0, "no rate held")])
+def test_note_says_that_a_limit_was_not_confirmed(low, said):
+    failed = ShortRun(0.3, 0, True, 5, 3.0)
+    found = Verification(low, 0.3, (failed,), 0, is_bisected=True)
+    (note,) = _limit_notes(found, EFFORTS["thorough"])
+    assert note == f"Not confirmed on further data orders, for want of steps: {said}."
+    assert not _limit_notes(replace(found, is_confirmed=True, low=0.3), EFFORTS["thorough"])
+
+
+def test_weight_decay_that_drives_the_network_to_zero_does_not_lower_the_limit():
+    data = ns.data.load("digits").train
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    found = max_learning_rate(
+        model, "cross_entropy", data, weight_decay=1.0, batch_size=64, objective="half_limit"
+    )
+    assert not found.verification.collapsed_first
+    assert found.limit == found.verification.onset > 1.0
+    assert "the penalty on the weights drove them to zero" in found.notes[0]
