@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from operator import methodcaller
 from pathlib import Path
 
 from normscope.errors import DataError, StateError
@@ -198,7 +199,7 @@ class Database:
         if self.path is not None:
             connection.set_progress_handler(self._count_steps, _STEPS)
         # A flipped byte may leave invalid UTF-8: let the checksums find it and name the record.
-        connection.text_factory = lambda text: text.decode(errors="replace")
+        connection.text_factory = methodcaller("decode", errors="replace")
         return connection
 
     def _count_steps(self) -> bool:

@@ -36,7 +36,8 @@ class Following:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._database = Database(Path(path), read_only=True, timeout=_TIMEOUT)
-        self._states: dict[int, tuple[str, int]] = {}  # state and attempts by number
+        self._states: dict[int, str] = {}  # by number
+        self._attempts: dict[int, int] = {}  # of those in a state that another attempt may have
         self._waiting: list[int] = []  # numbers of changed records that were not returned yet
         self._seen: tuple[sqlite3.Connection, int] | None = None  # the last state of the file
 
@@ -50,7 +51,7 @@ class Following:
         with self._database.reading() as connection:
             return tables.written(connection).records
 
-    def changes(self, most: int = 5_000) -> list[Row]:
+    def changes(self, most: int = 500) -> list[Row]:
         """Return records that were added, or have another state or attempt than when returned.
 
         Args:
@@ -61,7 +62,8 @@ class Following:
                 self._waiting = self._find_changes(connection)
             some, self._waiting = self._waiting[:most], self._waiting[most:]
             found = tables.numbered(connection, self._database.name, some)
-        self._states.update((row.id, (row.state, row.attempts)) for row in found)
+        self._states.update((row.id, row.state) for row in found)
+        self._attempts.update((row.id, row.attempts) for row in found if row.state in _REPEATED)
         return found
 
     def _find_changes(self, connection: sqlite3.Connection) -> list[int]:
@@ -71,12 +73,12 @@ class Following:
         self._seen = connection, version
         changed, same = [], []
         for number, state in tables.states(connection):
-            if self._states.get(number, ("", 0))[0] != state:
+            if self._states.get(number) != state:
                 changed.append(number)
             elif state in _REPEATED:
                 same.append(number)
         attempts = tables.attempts(connection, same)
-        return changed + [each for each in same if attempts.get(each) != self._states[each][1]]
+        return changed + [each for each in same if attempts.get(each) != self._attempts[each]]
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """Return records by their numbers."""

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -152,10 +152,13 @@ class Identity:
         """The hash by which the record is found."""
         # canonical JSON by hand, since the parameters are canonical already: names in order
         text = (
-            f'{{"experiment":{json.dumps(self.experiment)},"parameters":{self.parameters},'
-            f'"revision":{self.revision},"seed":{self.seed},"version":{json.dumps(self.version)}}}'
+            f'{{"experiment":{_quote(self.experiment)},"parameters":{self.parameters},'
+            f'"revision":{self.revision},"seed":{self.seed},"version":{_quote(self.version)}}}'
         )
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+_quote = lru_cache(maxsize=64)(json.dumps)  # of names that most records of a store share
 
 
 def record_key(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from normscope.errors import NormscopeError
+from normscope.results import State
 from normscope.results.following import Following
 from normscope.results.lock import is_locked
 from normscope.results.tables import Row
@@ -88,20 +90,22 @@ class Reader:
         """Read changed records for a second at most; return whether there were any."""
         end, changed = time.monotonic() + _LONGEST, False
         while time.monotonic() < end and (rows := following.changes()):
-            starts, changed = following.starts(rows), True
-            for row in rows:
-                self._update(row, starts.get(row.id))
+            self._update(rows, following.starts(rows))
+            changed = True
         return changed
 
-    def _update(self, row: Row, started: float | None) -> None:
-        name = row.identity.experiment
-        if name not in self.experiments:
-            self.experiments[name] = Records(name)
-        records = self.experiments[name]
-        position = records.update(row, started)
-        has_data = row.state.has_result or (row.attempts and records.states[position] != RUNNING)
-        if has_data:  # a failed or interrupted attempt may have left chunks
-            self._unread.setdefault(name, []).append(row.id)
+    def _update(self, rows: Sequence[Row], starts: Mapping[int, float]) -> None:
+        by_name: dict[str, list[Row]] = {}
+        for row in rows:
+            by_name.setdefault(row.identity.experiment, []).append(row)
+        for name, some in by_name.items():
+            if name not in self.experiments:
+                self.experiments[name], self._unread[name] = Records(name), []
+            self.experiments[name].update(some, starts)
+            # a failed or interrupted attempt may have left chunks
+            self._unread[name] += [
+                row.id for row in some if row.attempts and row.state is not State.RUNNING
+            ]
 
     def _read_results(self) -> bool:
         """Read results within the budget; return whether there were any."""

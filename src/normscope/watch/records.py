@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,14 +38,15 @@ class Column:
         if length:
             self.codes.extend([self._code(_MISSING)] * length)
 
-    def add(self, value: Any) -> None:
-        """Add the value of one more record."""
-        kind = type(value)
-        try:  # True equals 1, so their types are part of the key
-            code = self._known.get(value if kind is float or kind is str else (kind, value))
-        except TypeError:  # a list or dict
-            code = None
-        self.codes.append(self._code(value) if code is None else code)
+    def extend(self, values: Iterable[Any]) -> None:
+        """Add the values of more records."""
+        for value in values:
+            kind = type(value)
+            try:  # True equals 1, so their types are part of the key
+                code = self._known.get(value if kind is float or kind is str else (kind, value))
+            except TypeError:  # a list or dict
+                code = None
+            self.codes.append(self._code(value) if code is None else code)
 
     def _code(self, value: Any) -> int:
         plain = value is None or isinstance(value, bool | int | float | str)
@@ -87,44 +88,43 @@ class Records:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def update(self, row: Row, started: float | None) -> int:
-        """Add a record, or change its state; return its position.
+    def update(self, rows: Sequence[Row], starts: Mapping[int, float]) -> None:
+        """Add records, or change their states.
 
         Args:
-            row: of the store.
-            started: its last start in seconds since 1970, if that is known.
+            rows: of the store.
+            starts: last start of a record in seconds since 1970, by its number, if that is known.
         """
-        position = self.positions.setdefault(row.id, len(self))
-        if position == len(self):
-            self._append(row)
-        self.states[position] = _CODES[row.state]
-        self.attempts[position] = row.attempts
-        self.seconds[position] = np.nan if row.seconds is None else row.seconds
-        self.started[position] = np.nan if started is None else started
-        if row.state is State.FAILED:
-            self.errors.pop(position, None)  # of an attempt before
-            self.errors[position] = (row.error or "")[:_LONGEST]
-            if len(self.errors) > _MOST_ERRORS:
-                del self.errors[next(iter(self.errors))]
-        return position
+        self._append([row for row in rows if row.id not in self.positions])
+        for row in rows:
+            position = self.positions[row.id]
+            self.states[position] = _CODES[row.state]
+            self.attempts[position] = row.attempts
+            self.seconds[position] = np.nan if row.seconds is None else row.seconds
+            self.started[position] = starts.get(row.id, np.nan)
+            if row.state is State.FAILED:
+                self.errors.pop(position, None)  # of an attempt before
+                self.errors[position] = (row.error or "")[:_LONGEST]
+        while len(self.errors) > _MOST_ERRORS:
+            del self.errors[next(iter(self.errors))]
 
-    def _append(self, row: Row) -> None:
-        columns, length = self.columns, len(self.numbers)
-        for name, value in row.parameters.items():
-            if name not in columns:
-                columns[name] = Column(length)
-            columns[name].add(value)
-        if len(row.parameters) < len(columns):
-            for name in columns.keys() - row.parameters.keys():
-                columns[name].add(_MISSING)
-        self.numbers.append(row.id)
-        self.seeds.append(row.identity.seed)
-        self.revisions.append(row.identity.revision)
-        self.editions.add((row.identity.revision, row.identity.version))
+    def _append(self, rows: Sequence[Row]) -> None:
+        """Add records as pending; column by column, since a large store has many."""
+        length = len(self)
+        self.positions.update((row.id, length + index) for index, row in enumerate(rows))
+        for name in {name: None for row in rows for name in row.parameters}:
+            if name not in self.columns:
+                self.columns[name] = Column(length)
+        for name, column in self.columns.items():
+            column.extend([row.parameters.get(name, _MISSING) for row in rows])
+        self.numbers.extend(row.id for row in rows)
+        self.seeds.extend(row.identity.seed for row in rows)
+        self.revisions.extend(row.identity.revision for row in rows)
+        self.editions.update((row.identity.revision, row.identity.version) for row in rows)
         for values in (self.states, self.attempts):
-            values.append(0)
+            values.extend([0] * len(rows))
         for measured in (self.seconds, self.started, self.losses):
-            measured.append(np.nan)
+            measured.extend([np.nan] * len(rows))
 
     @property
     def varying(self) -> list[str]:
