@@ -4,6 +4,9 @@ Who may read: the address of the page holds a random token, compared in constant
 ``Host`` must name this machine, which refuses a foreign name that resolves to 127.0.0.1 (DNS
 rebinding); any port may be in it, so that an SSH tunnel works. A request with another ``Origin``
 is refused. The page loads nothing from elsewhere, and its policy forbids it.
+
+Every connection has a thread, so their number is bounded: pages by a semaphore, and of the others,
+which may never send a request, the oldest is closed for a new one.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ import hashlib
 import json
 import re
 import secrets
+import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,6 +34,7 @@ ADDRESS = "127.0.0.1"
 _HOST = re.compile(r"(?:localhost|127\.0\.0\.1)(?::\d{1,5})?", re.ASCII)
 _HEARTBEAT = 10.0  # seconds without news after which a stream shows that it is alive
 _MOST_STREAMS = 32
+_MOST_OTHERS = 64  # connections that are not streams: page loads, idle ones
 _TIMEOUT = 30.0  # seconds of a connection that neither sends nor takes anything
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -53,11 +59,14 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128  # connections that wait to be accepted
 
     def __init__(self, board: Board, port: int = 0) -> None:
         self.board = board
         self.token = secrets.token_urlsafe(16)
         self.streams = threading.BoundedSemaphore(_MOST_STREAMS)
+        self._others: dict[socket.socket, None] = {}  # connections without a stream, oldest first
+        self._lock = threading.Lock()
         try:
             super().__init__((ADDRESS, port), _Handler)
         except OSError as error:
@@ -70,6 +79,27 @@ class Server(ThreadingHTTPServer):
     def url(self) -> str:
         """Address of the page, with the token."""
         return f"http://{ADDRESS}:{self.server_port}/{self.token}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread; of too many without a stream, end the oldest."""
+        with self._lock:
+            self._others[request] = None
+            oldest = next(iter(self._others)) if len(self._others) > _MOST_OTHERS else None
+        if oldest is not None:
+            self.forget(oldest)
+            with suppress(OSError):  # closed meanwhile
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread then ends
+        super().process_request(request, client_address)
+
+    def forget(self, request: socket.socket) -> None:
+        """Take a connection out of those that may be ended for a new one."""
+        with self._lock:
+            self._others.pop(request, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self.forget(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print an error in one line; ignore connections that browsers close."""
@@ -159,6 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages are open; close some.")
             return
         try:
+            self.server.forget(self.connection)
             self.close_connection = True
             self.send_response(HTTPStatus.OK)
             for name, value in {**_HEADERS, "Content-Type": "text/event-stream"}.items():

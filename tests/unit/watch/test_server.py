@@ -47,6 +47,13 @@ def ask(server, path=None, method="GET", **headers):
     return answer, body.decode()
 
 
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_page_is_served_with_a_policy_that_allows_its_own_parts_only(server):
     answer, body = ask(server)
     assert answer.status == 200
@@ -164,6 +171,40 @@ def test_streams_are_limited_and_freed(server, monkeypatch):
     first.close()
     server.board.close()  # ends the stream
     assert server.streams.acquire(timeout=60)
+
+
+def test_idle_connections_are_bounded_and_do_not_keep_a_page_out(server):
+    before = threading.active_count()
+    idle = [
+        socket.create_connection(("127.0.0.1", server.server_port), timeout=60) for _ in range(300)
+    ]
+    assert ask(server)[0].status == 200
+    assert threading.active_count() - before < 100
+    assert idle[0].recv(1) == b""  # the oldest was closed
+    idle[-1].sendall(f"GET /{server.token}/ HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    assert idle[-1].recv(15) == b"HTTP/1.1 200 OK"  # the newest was not
+    for each in idle:
+        each.close()
+    wait_until(lambda: threading.active_count() <= before)
+
+
+def test_two_hundred_streams_leave_room_for_pages(server):
+    before = threading.active_count()
+    streams = []
+    for _ in range(200):
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+        connection.request("GET", f"/{server.token}/events")
+        streams.append((connection, connection.getresponse()))
+    states = [answer.status for _, answer in streams]
+    assert (states.count(200), states.count(503)) == (32, 168)
+    assert threading.active_count() - before < 100
+    assert ask(server)[0].status == 200
+    assert all(answer.fp.readline().startswith(b"data: ") for _, answer in streams[:32])
+    for connection, answer in streams:
+        answer.close()
+        connection.close()
+    server.board.close()  # ends the streams
+    wait_until(lambda: threading.active_count() <= before)
 
 
 def test_malformed_requests_do_not_stop_the_server(server):
