@@ -73,13 +73,12 @@ def lr(
     advice = sources.call_with_progress(
         "learning rate", source, max_learning_rate, *problem, **given
     )
-    trained = describe_parameters(problem[0])
-    note = f"Measured: {source}, batches of {advice.batch_size}, {trained}."
+    measured = f"{source}, batches of {advice.batch_size}"
+    note = f"Measured: {measured}, {describe_parameters(problem[0])}."
     if explain:
         other = "too" if loss == "squared_error" else "instead"
         note += f" normscope theory is about half the squared error {other}."
-    title = f"{source}, batches of {advice.batch_size}"
-    with draw_then_print(out, advice.plot, title) as figure:
+    with draw_then_print(out, advice.plot, measured) as figure:
         names = {"model": model, "data": data, "loss": loss}
         text = advice.details if explain else advice.text
         print_result(advice, names, figure, as_json, note, text)

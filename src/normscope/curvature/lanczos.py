@@ -93,9 +93,8 @@ class Basis(ABC):
         # rows that are never written cost no memory on a CPU
         self._basis = start.new_empty((self.limit + 1, self.size))
         self._projected = torch.zeros(self.limit + 1, self.limit + 1, dtype=torch.float64)
-        self.held = 0
-        self.done = 0
-        self.products = 0
+        self.held = self.done = self.products = 0
+        self._history: list[Tensor] = []  # Ritz values after each product, if they are kept
         for column in range(self.block):
             self._append(start[:, column].clone())
 
@@ -184,23 +183,7 @@ class Lanczos(Basis):
     vectors not yet multiplied, and with them all relations exact.
 
     Notation: A Q[:done]^T = Q^T H.
-
-    Args:
-        product: the operator, on flat vectors.
-        start: (size, block), linearly independent columns.
-        basis_limit: how many vectors may be held.
-        generator: of random vectors, drawn when the basis spans an invariant subspace.
     """
-
-    def __init__(
-        self,
-        product: Callable[[Tensor], Tensor],
-        start: Tensor,
-        basis_limit: int,
-        generator: torch.Generator,
-    ) -> None:
-        super().__init__(product, start, basis_limit, generator)
-        self._history: list[Tensor] = []  # Ritz values after each product
 
     def step(self) -> None:
         """Multiply the next basis vector by the operator: one product."""

@@ -215,21 +215,12 @@ def phase_diagram(
         "learning_rate": value_list("learning_rates", learning_rates),
     }
     fixed = {"model": model, "data": data, "epochs": epochs, **settings}
-    plan = Diagram(
-        varying,
-        {name: value for name, value in fixed.items() if name not in varying},
-        seed_list(seeds),
-    )
+    fixed = {name: value for name, value in fixed.items() if name not in varying}
+    running: dict[str, Any] = {"engine": engine, "workers": workers, "threads": threads}
+    running |= {"address": address, "max_attempts": max_attempts}
+    plan = Diagram(varying, fixed, seed_list(seeds))
     with open_store(store) as opened:
-        plan.run(
-            opened,
-            engine=engine,
-            workers=workers,
-            threads=threads,
-            address=address,
-            max_attempts=max_attempts,
-            progress=callback_of(progress),
-        )
+        plan.run(opened, **running, progress=callback_of(progress))
         return plan.results(opened)
 
 
