@@ -99,7 +99,7 @@ def curvature(
     top, density = call_user_code(f"{model} with {loss} on {data}", measure)
     with draw_then_print(out, partial(_draw, top, density)) as figure:
         source = {"model": model, "data": data, "loss": loss}
-        (_print_json if as_json else _print)(top, density, source, figure, problem[0])
+        _print(top, density, source, figure, problem[0], as_json)
     if not top.converged:
         raise typer.Exit(1)
 
@@ -135,36 +135,31 @@ def _draw(top: TopEigenvalue, density: xr.Dataset | None, axes: Axes) -> None:
     spectrum(density, axes)
 
 
-def _print_json(
-    top: TopEigenvalue,
-    density: xr.Dataset | None,
-    source: dict[str, str],
-    figure: Path | None,
-    network: nn.Module,
-) -> None:
-
-    whole = None
-    if density is not None:
-        arrays = {str(name): values.values.tolist() for name, values in density.variables.items()}
-        whole = {**{str(name): value for name, value in density.attrs.items()}, **arrays}
-    path = None if figure is None else str(figure)
-    print_json({**source, **top.to_dict(), "spectrum": whole, "figure": path})
-
-
 def _print(
     top: TopEigenvalue,
     density: xr.Dataset | None,
     source: dict[str, str],
     figure: Path | None,
     network: nn.Module,
+    as_json: bool,
 ) -> None:
-
+    if as_json:
+        path = None if figure is None else str(figure)
+        print_json({**source, **top.to_dict(), "spectrum": _to_dict(density), "figure": path})
+        return
     print_note(str(top))
     if density is not None:
         print_note(_summary(density))
     print_note(f"\n{_basis(top, describe_parameters(network), **source)}")
     if figure is not None:
         print(f"Figure: {figure}")
+
+
+def _to_dict(density: xr.Dataset | None) -> dict[str, Any] | None:
+    if density is None:
+        return None
+    arrays = {str(name): values.values.tolist() for name, values in density.variables.items()}
+    return {**{str(name): value for name, value in density.attrs.items()}, **arrays}
 
 
 def _basis(top: TopEigenvalue, parameters: str, model: str, data: str, loss: str) -> str:
