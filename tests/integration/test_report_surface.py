@@ -2,11 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
-from normscope.report import dataset_section, render
+import normscope as ns
+from normscope.landscape import parts
+from normscope.report import dataset_section, render, report_of
 from normscope.report.datasets import write_surface_report
 from normscope.report.document import Report
+from normscope.report.surfaces import SURFACE_PARTS, SURFACES, describe_surface
 
 HOSTILE = "</div><script>alert(1)</script>"
 
@@ -140,3 +144,69 @@ def test_file_that_only_claims_to_be_a_surface_is_shown_as_variables():
         whole.assign_coords(axis=["beta", "alpha"]),
     ):
         assert dataset_section(forged, "Section").pictures == []
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """A function that computes a surface and keeps it in a store."""
+    torch.manual_seed(0)
+    batch = torch.randn(12, 4), torch.randint(3, (12,))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3)
+    )
+
+    def compute(**options):
+        return ns.landscape.surface(
+            model, "cross_entropy", batch, points=5, store=tmp_path / "s.db", **options
+        )
+
+    return compute
+
+
+def test_surfaces_in_a_store_are_drawn_as_in_their_own_report(stored, tmp_path):
+    one, other = stored(), stored(mode="eval")
+    again = stored()
+    xr.testing.assert_equal(one.dataset, again.dataset)
+    found = report_of([tmp_path / "s.db"])
+    assert [each.title for each in found.sections] == [
+        "Loss surface 2 in s.db",
+        "Loss surface 1 in s.db",
+    ]
+    section, expected = found.sections[1], dataset_section(one.dataset, "")
+    assert section.pictures[0].surface == expected.pictures[0].surface is not None
+    assert section.paragraphs == expected.paragraphs
+    assert section.cards == expected.cards
+    assert found.sections[0].paragraphs == describe_surface(other.dataset)
+    assert render(found).count('<div class="surface" hidden>') == 2
+
+
+def test_parts_of_an_interrupted_surface_are_listed_beside_complete_ones(stored, tmp_path):
+    stored(dimensions=1)
+
+    def stop(event):
+        if event.done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stored(extent=2, progress=stop)
+    whole, begun = report_of([tmp_path / "s.db"]).sections
+    assert whole.title == "Loss surface in s.db"
+    assert begun.title == "landscape in s.db"
+    assert begun.paragraphs[0] == "s.db holds 1 record: 1 finished."
+    assert "completes it" in begun.command_note
+    stored(extent=2)
+    assert len(report_of([tmp_path / "s.db"]).sections) == 2
+
+
+def test_the_newest_surfaces_of_a_full_store_are_drawn(stored, tmp_path, monkeypatch):
+    monkeypatch.setattr("normscope.report.stores.MOST_PICTURES", 1)
+    for extent in (1, 2, 3):
+        stored(extent=extent, hessian=False)
+    drawn, listed = report_of([tmp_path / "s.db"]).sections
+    assert drawn.title == "Loss surface 3 in s.db"
+    assert listed.title == "surface in s.db"
+    assert len(listed.tables[0].rows) == 2
+
+
+def test_records_have_the_names_that_a_report_looks_for():
+    assert (parts.WHOLE, parts.RECORDS) == (SURFACES, SURFACE_PARTS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 from numbers import Integral, Real
@@ -52,6 +52,34 @@ def covering_ends(low: float, high: float, count: int) -> tuple[float, float]:
     best = int(spacings.argmin())
     start = -float(below[best] * spacings[best])
     return start, float(start + (count - 1) * spacings[best])
+
+
+def choose_grid(
+    names: Sequence[str], extent: Any, points: Any, trajectory: Mapping[str, Any]
+) -> list[np.ndarray]:
+    """Return the values of each axis.
+
+    Args:
+        names: of the directions.
+        extent: as `axis_extents` takes it; None: -1 to 1, or what covers the checkpoints.
+        points: as `axis_counts` takes it.
+        trajectory: the coordinates of checkpoints, if there are any.
+    """
+    counts = axis_counts(points, len(names))
+    if extent is not None:
+        ends = axis_extents(extent, len(names))
+    else:
+        along = trajectory["trajectory"][1].T if trajectory else [np.zeros(1)] * len(names)
+        ends = [_covering(*each) for each in zip(names, along, counts, strict=True)]
+    return [axis_values(*end, count) for end, count in zip(ends, counts, strict=True)]
+
+
+def _covering(name: str, along: np.ndarray, count: int) -> tuple[float, float]:
+    """Return the ends of an axis: -1 and 1, or what covers the checkpoints along it."""
+    least = 0.0 if name == "checkpoints" else 1.0
+    if name != "checkpoints" and np.abs(along).max() <= 1:
+        return -1.0, 1.0
+    return covering_ends(min(-least, along.min()), max(least, along.max()), count)
 
 
 def axis_extents(extent: Any, dimensions: int) -> list[tuple[float, float]]:

@@ -20,7 +20,9 @@ from normscope.sweeps.work import Cell, Unit, Work
 from normscope.text import plural
 
 RECORDS = "landscape"
-"""Name of the records of surfaces in a store."""
+"""Name of the records of a surface's parts in a store."""
+WHOLE = "surface"
+"""Name of the records of complete surfaces, which reports draw."""
 
 _PARTS = 64  # of a grid, at most, if no part has fewer than this many points:
 _FEWEST = 16
@@ -32,26 +34,27 @@ class Parts:
     Args:
         plane: with its directions.
         grid: the values of each axis.
+        axes: of the surface.
+        centre_loss: the loss at the weights.
         store: of the parts.
         engine: options of `sweep`.
         progress: receives the events.
-        losses: at the centre and at two other points, part of the identity of the surface, since
-            a function has no checksum.
-        axes: of the surface.
     """
 
     def __init__(
         self,
         plane: Plane,
         grid: Sequence[np.ndarray],
+        axes: Sequence[Axis],
+        centre_loss: float,
         store: Store,
         engine: Mapping[str, Any],
         progress: ProgressCallback,
-        losses: Sequence[float],
-        axes: Sequence[Axis],
     ) -> None:
         self._plane, self._grid, self._store = plane, grid, store
         self._engine, self._progress = engine, progress
+        # a function has no checksum, so losses at three points are part of the identity
+        losses = [centre_loss, *plane.along(plane.directions).losses(_off_centre(grid))]
         self._settings = {
             "surface": plane.digest(),
             "structure": structure_digest(
@@ -89,10 +92,27 @@ class Parts:
         keys = [work.key(unit.cells[0]) for unit in units]
         return np.concatenate([self._store.get(key).dataset["loss"].values for key in keys])
 
+    def keep(self, dataset: xr.Dataset, options: Mapping[str, Any]) -> None:
+        """Store the complete surface, unless it is there.
+
+        Args:
+            dataset: of the surface.
+            options: that decide more of it than its parts.
+        """
+        settings = {**self._settings, **options}
+        self._store.compute(WHOLE, settings, self._plane.seed, lambda: dataset)
+
     def _unit(self, indices: Sequence[tuple[int, ...]], level: int, number: int) -> Unit:
         flat = np.ravel_multi_index(tuple(np.array(indices).T), [len(each) for each in self._grid])
         place = {"level": level, "part": number, "points": flat.tolist()}
         return Unit((Cell({**self._settings, **place}, self._plane.seed),))
+
+
+def _off_centre(grid: Sequence[np.ndarray]) -> list[tuple[float, ...]]:
+    """Return two points, one towards each end of the axes, whose losses identify a surface."""
+    return [
+        tuple(share * float(each[end]) for each in grid) for share, end in ((0.3, 0), (0.4, -1))
+    ]
 
 
 @dataclass(frozen=True)

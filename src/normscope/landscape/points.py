@@ -106,7 +106,7 @@ class Plane:
         for _, batch in self.evaluator.batches():
             weights.append(self.problem.weight_of(batch))
             sizes.append(batch_count(batch))
-            digests.append(_checksum(tensors_of(batch)))
+            digests.append(checksum(tensors_of(batch)))
         factors = tuple(self.problem.batch_factors(weights))
         return DataSummary(factors, max(sizes), sum(sizes), tuple(digests))
 
@@ -119,7 +119,7 @@ class Plane:
 
     def digest(self) -> str:
         """Return a checksum of weights, buffers, directions and data."""
-        weights = _checksum((*self.evaluator.point.values(), *self.directions))
+        weights = checksum((*self.evaluator.point.values(), *self.directions))
         whole = "".join((weights, *self.data.digests))
         return hashlib.sha256(whole.encode()).hexdigest()[:32]
 
@@ -155,7 +155,7 @@ class Plane:
         expected = self.data.digests
         for number, batch in self.evaluator.batches():
             seen = number < len(expected) and expected[number]
-            if not self.problem.is_in_memory and _checksum(tensors_of(batch)) != seen:
+            if not self.problem.is_in_memory and checksum(tensors_of(batch)) != seen:
                 raise StateError(
                     f"batch {number} of the data is another each time it is read, so that points "
                     "would not be comparable; give a list of batches, or make the DataLoader's "
@@ -284,7 +284,7 @@ class _Weights:
         return tuple(p.to(dtype) for p, dtype in zip(pieces, self._dtypes, strict=True))
 
 
-def faster_stack(plane: Plane, at: Sequence[Point]) -> int:
+def faster_stack(plane: Plane, grid: Sequence[np.ndarray]) -> int:
     """Return how many points to run in one pass with stacked weights.
 
     Stacking saves the fixed cost of a pass. Measured on one core, 64 points together are 2 to 12
@@ -294,13 +294,14 @@ def faster_stack(plane: Plane, at: Sequence[Point]) -> int:
 
     Args:
         plane: with its directions, one point after the other.
-        at: a few points to try.
+        grid: the values of each axis.
     """
     owners = [module for module in plane.problem.model.modules() if [*module.parameters(False)]]
     is_dense = all(isinstance(each, _DENSE) for each in owners)
     products = plane.layout.size * plane.data.batch_size
     if plane.mode == "population" or not is_dense or products > _MOST_PRODUCTS:
         return 1
+    at = [tuple(float(each[0]) * share for each in grid) for share in (0.0, 0.5, 1.0)]
     try:
         found = plane.along(plane.directions, STACK).losses(at)
     except Exception:  # a model may use what vmap does not support
@@ -319,7 +320,7 @@ def _use(average: PopulationAverages) -> bool:
     return True
 
 
-def _checksum(tensors: Iterable[Tensor]) -> str:
+def checksum(tensors: Iterable[Tensor]) -> str:
     """Return a checksum of the values of tensors.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import Any
 
 from normscope.errors import InputError, StateError
 from normscope.plots.names import display_settings
+from normscope.report.datasets import dataset_section, is_surface
 from normscope.report.diagrams import SWEPT, CodeVersions, Theory, diagrams, sweep_command
 from normscope.report.document import Card, Download, Picture, Section, Table, Value
 from normscope.report.downloads import LARGEST, NETCDF, dataset_downloads, table_download
@@ -38,6 +40,8 @@ MOST_ROWS = 1000
 _MOST_CURVES = 8  # distinguishable lines in one panel
 
 _EXPERIMENT = re.compile(r"[a-z]+\d{4}/\w+")
+_SURFACES, _SURFACE_PARTS = "surface", "landscape"  # records of surfaces, and of parts of them
+_IDENTITY = ("surface", "structure", "losses", "mode", "directions", "axes")  # equal in both
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,50 @@ def store_sections(path: Path, theory: Theory | None = None) -> list[Section]:
                 f"{path} holds no records yet; fill it by normscope run or sweep, or a Scope with "
                 "store=."
             )
-        return [_section(store, path, name, records, theory) for name, records in by_name.items()]
+        drawn = _surface_sections(store, path, by_name)
+        others = [_section(store, path, name, each, theory) for name, each in by_name.items()]
+        return [*drawn, *others]
+
+
+def _surface_sections(store: Store, path: Path, by_name: dict[str, list[Record]]) -> list[Section]:
+    """Return a section for each loss surface, the newest first; take what they show out of others.
+
+    Args:
+        store: open.
+        path: of the store.
+        by_name: records by their experiment; those that are shown here are removed.
+    """
+    found = []
+    surfaces = [each for each in by_name.get(_SURFACES, ()) if each.state.has_result]
+    for number, record in reversed([*enumerate(surfaces, 1)][-MOST_PICTURES:]):
+        dataset = record.read()
+        if not is_surface(dataset):  # records of another program
+            continue
+        title = f"Loss surface {number}" if len(surfaces) > 1 else "Loss surface"
+        section = dataset_section(
+            dataset,
+            f"{title} in {path.name}",
+            stem=f"surface_{number}",
+            versions={"normscope": record.version, **package_versions(store.versions(_SURFACES))},
+            command_note="There is no command: the surface is of a model of your own program.",
+        )
+        found.append(replace(section, seconds=float(dataset.attrs.get("seconds", math.nan))))
+        by_name[_SURFACES].remove(record)
+    if _SURFACE_PARTS in by_name:
+        by_name[_SURFACE_PARTS] = _parts_left(by_name[_SURFACE_PARTS], surfaces)
+    for name in [name for name, records in by_name.items() if not records]:
+        del by_name[name]
+    return found
+
+
+def _parts_left(parts: Sequence[Record], surfaces: Sequence[Record]) -> list[Record]:
+    """Return the parts that no complete surface contains, as after an interruption."""
+
+    def identity(record: Record) -> list[Any]:
+        return [record.parameters.get(name) for name in _IDENTITY]
+
+    complete = [identity(each) for each in surfaces]
+    return [each for each in parts if identity(each) not in complete]
 
 
 def read_entry(store: Store, record: Record) -> Entry:
@@ -315,6 +362,8 @@ def _command(name: str, entries: Sequence[Entry], store: str) -> tuple[str, str]
         return sweep_command([each.record for each in entries], store)
     if any(each.is_scope for each in entries):
         return "", "There is no command: a scope watches a training of your own program."
+    if name == _SURFACE_PARTS:
+        return "", "These are parts of a surface; the call that began it completes it."
     experiment = _EXPERIMENT.match(name)
     if experiment is not None:
         return "", (

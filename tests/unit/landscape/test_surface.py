@@ -189,7 +189,7 @@ def test_stacked_points_equal_single_ones():
         layout = parameter_layout(model)
         plane = Plane(ns.Problem(model, "cross_entropy", batch), layout, tuple(vectors(model)))
         at = [(0.1 * n, -0.2 * n) for n in range(5)]
-        assert faster_stack(plane, at) == STACK
+        assert faster_stack(plane, [np.array([-1.0, 0.0, 1.0])] * 2) == STACK
         stacked = plane.along(plane.directions, 3).losses(at)
         np.testing.assert_allclose(stacked, plane.losses(at), rtol=1e-12)
 
@@ -199,7 +199,8 @@ def test_stack_is_refused_for_convolutions_population_and_wide_nets():
     model = conv_net()
     directions = tuple(vectors(model))
     problem = ns.Problem(model, "cross_entropy", batch)
-    assert faster_stack(Plane(problem, parameter_layout(model), directions), [(0.0, 0.0)]) == 1
+    grid = [np.array([-1.0, 0.0, 1.0])] * 2
+    assert faster_stack(Plane(problem, parameter_layout(model), directions), grid) == 1
     dense = dense_net()
     plane = Plane(
         ns.Problem(dense, "cross_entropy", batch_of(4)),
@@ -207,7 +208,7 @@ def test_stack_is_refused_for_convolutions_population_and_wide_nets():
         tuple(vectors(dense)),
         "population",
     )
-    assert faster_stack(plane, [(0.0, 0.0)]) == 1
+    assert faster_stack(plane, grid) == 1
 
 
 def test_curvature_equals_the_hessian_on_a_quadratic():
