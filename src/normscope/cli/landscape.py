@@ -119,12 +119,12 @@ def landscape(
     for file in out or ():
         _check_out(file)
     problem, _ = load_problem(model, data, loss, norm, option, seed, device, batches, batch_size)
-    axes = names if len(names) > 1 else names[0]
-    settings: dict[str, Any] = {"directions": axes, "dimensions": dimensions, "scaling": scaling}
-    settings |= {"extent": _extent(extent), "points": points, "refine": refine}
-    settings |= {"centre": weights, "checkpoints": checkpoints or (), "hessian": not no_hessian}
-    settings |= {"mode": mode, "seed": seed, "store": store}
-    settings |= {"engine": engine, "workers": workers, "threads": threads, "address": address}
+    axes = {"directions": names if len(names) > 1 else names[0], "dimensions": dimensions}
+    grid = {"scaling": scaling, "extent": _extent(extent), "points": points, "refine": refine}
+    path = {"centre": weights, "checkpoints": checkpoints or ()}
+    run = {"engine": engine, "workers": workers, "threads": threads, "address": address}
+    more = {"mode": mode, "hessian": not no_hessian, "seed": seed, "store": store}
+    settings: dict[str, Any] = {**axes, **grid, **path, **run, **more}
     found = call_user_code(f"{model} with {loss} on {data}", partial(_measure, problem, settings))
     with write_then_print(partial(_write, found, out or (), kind)) as written:
         source = {"model": model, "data": data, "loss": loss}
