@@ -7,13 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
-from normscope.curvature.eigensolver import Request
+from normscope.curvature.eigensolver import Found, Request, search, start_block
 from normscope.curvature.operator import CurvatureOperator
+from normscope.curvature.precision import without_autocast
+from normscope.curvature.spaces import ParameterSpace
 from normscope.curvature.top_eigenvalue import extreme_eigenvalues
 from normscope.errors import NormscopeError
 from normscope.learning_rate.trial_run import TrialRun, TrialStart, leave_plateau
@@ -27,6 +26,7 @@ from normscope.text import Rendered, Table, plural
 from normscope.warn import silenced
 
 _TOLERANCE = 0.01  # on the residual of an eigenvalue; batches differ by more
+_MAX_PRODUCTS = 80  # of one search
 LATER_STEPS = (1, 4, 16)
 """Numbers of steps after which the curvature is measured again."""
 
@@ -232,10 +232,11 @@ class _CurvatureChecks:
     def _eigenpair(self, evaluator: Evaluator) -> tuple[float, Tensor]:
         operator = CurvatureOperator(evaluator, self.kind)
         if self._preconditioner is not None:
-            value, vector, products = preconditioned_eigenvalue(operator, self._preconditioner)
-            self.products += products
-            return value, vector
-        request = Request(1, "largest", _TOLERANCE, 80, self._seed)
+            found = preconditioned_eigenvalue(operator, self._preconditioner)
+            self.products += found.products
+            self.converged &= found.converged
+            return float(found.values[0]), found.vectors[:, 0]
+        request = Request(1, "largest", _TOLERANCE, _MAX_PRODUCTS, self._seed)
         with silenced():  # the advice reports convergence
             top = extreme_eigenvalues(operator, request, self._guess, time.perf_counter())
         self.products += top.matvecs
@@ -249,7 +250,7 @@ def preconditioned_eigenvalue(
     preconditioner: Preconditioner,
     tolerance: float = _TOLERANCE,
     guess: Tensor | None = None,
-) -> tuple[float, Tensor, int]:
+) -> Found:
     r"""Return the largest eigenvalue of the curvature in units of the optimizer's steps.
 
     .. math:: \lambda_{\max}(P^{-1/2} (G + W) P^{-1/2})
@@ -257,34 +258,29 @@ def preconditioned_eigenvalue(
     Args:
         operator: G.
         preconditioner: P, and the diagonal W of the weight decay in the gradient.
-        tolerance: relative.
+        tolerance: on the relative residual.
         guess: the vector of an earlier search, to start from; None for a random one.
 
     Returns:
-        The eigenvalue, its vector in scaled parameters, and the number of matvecs.
+        The result of the search, its vector in scaled parameters.
     """
-    root = preconditioner.scale.sqrt()
-    products = 0
+    space = _ScaledSpace(operator, preconditioner)
+    request = Request(1, "largest", tolerance, _MAX_PRODUCTS, seed=0)
+    guesses = None if guess is None else guess.unsqueeze(1)
+    with without_autocast():
+        return search(space, start_block(space, guesses, request), request)
 
-    def matvec(values: np.ndarray) -> np.ndarray:
-        nonlocal products
-        products += 1
-        vector = torch.as_tensor(values.reshape(-1), dtype=root.dtype, device=root.device)
-        product = operator @ (vector / root) / root
-        if preconditioner.decay is not None:
-            product = product + vector * preconditioner.decay / preconditioner.scale
-        return product.double().cpu().numpy()
 
-    size = operator.shape[0]
-    if size == 1:
-        return float(matvec(np.ones(1))[0]), torch.ones_like(root), 1
-    subspace = 12 if guess is None else 6
-    if guess is None:
-        guess = torch.randn(size, generator=torch.Generator().manual_seed(0))
-    start = guess.double().cpu().numpy()
-    scaled = LinearOperator((size, size), matvec=matvec, dtype=np.float64)
-    values, vectors = eigsh(
-        scaled, k=1, which="LA", tol=tolerance, v0=start, ncv=min(size, subspace)
-    )
-    vector = torch.as_tensor(vectors[:, 0], dtype=root.dtype, device=root.device)
-    return float(values[0]), vector, products
+class _ScaledSpace(ParameterSpace):
+    """Parameter vectors in units of the optimizer's steps."""
+
+    def __init__(self, operator: CurvatureOperator, preconditioner: Preconditioner) -> None:
+        super().__init__(operator)
+        self._root = preconditioner.scale.sqrt()
+        decay = preconditioner.decay
+        self._decay = None if decay is None else decay / preconditioner.scale
+
+    def times(self, vector: Tensor) -> Tensor:
+        """Return the scaled curvature times a vector."""
+        product = super().times(vector / self._root) / self._root
+        return product if self._decay is None else product + self._decay * vector

@@ -57,6 +57,7 @@ _QUANTITIES = {
     "sharpness_error": "relative error of the sharpness",
     "sharpness_threshold": "edge for the full batch",
     "preconditioned_sharpness": "preconditioned sharpness",
+    "preconditioned_sharpness_error": "relative error of the preconditioned sharpness",
     "preconditioned_threshold": "edge of the preconditioned sharpness",
     "batch_sharpness": "batch sharpness",
     "batch_threshold_small": "edge of small batches",

@@ -230,6 +230,7 @@ _NOT_DRAWN = (  # ends of bands, moments whose change is drawn, histograms, and 
     *("histogram", "histogram_low", "histogram_high"),
     "critical_rate_error",
     "sharpness_error",
+    "preconditioned_sharpness_error",
     *(each for thresholds in THRESHOLDS.values() for each in thresholds),
 )
 

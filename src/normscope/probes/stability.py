@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from normscope.learning_rate.update_rule import (
 from normscope.probes.batch_loss import BatchLoss
 from normscope.probes.cost import FORWARD, Cost
 from normscope.probes.crossing import find_crossing
-from normscope.probes.curvature import Curvature
+from normscope.probes.curvature import MATVECS, TOLERANCE, Curvature
 from normscope.probes.gradients import squared_norms
 from normscope.probes.hessian_product import curvature_along
 from normscope.probes.probe import PROBES, Dimensions, Probe, Values
@@ -40,11 +40,14 @@ FORWARD_PASSES = 6
 """Most forward passes in which the critical rate is enclosed."""
 PRECISION = 1 / 16
 """Relative width at which the enclosure of the critical rate ends; also the largest share of an
-update that rounding of the parameters may change."""
+update that rounding of the parameters may change, and the largest residual of a sharpness."""
 _ALONG = ("critical_rate", "critical_rate_error", "stability_distance")
 _DIRECTIONAL = ("directional_sharpness", "directional_threshold")
 _SHARPNESS = ("sharpness", "sharpness_error", "sharpness_threshold")
-_PRECONDITIONED = ("preconditioned_sharpness", "preconditioned_threshold")
+_PRECONDITIONED = (
+    *("preconditioned_sharpness", "preconditioned_sharpness_error"),
+    "preconditioned_threshold",
+)
 _BATCH = ("batch_sharpness", "batch_threshold_small", "batch_threshold_large")
 
 
@@ -61,7 +64,8 @@ class Stability(Probe):
       L(theta) at s = critical_rate / eta; 0 if d does not lower the loss at any rate, as momentum
       and weight decay may make it in a stable training.
       ``critical_rate_error``: relative width of its enclosure; infinite if the loss is lower at
-      all rates tried, of which ``critical_rate`` is then the largest, or higher at all.
+      all rates tried, of which ``critical_rate`` is then the largest, or higher at all. NaN under
+      Adafactor once it replaces the rate by 1 / sqrt(step).
     - ``stability_distance``: critical_rate / eta. Below 1 this step raises the loss.
     - ``directional_sharpness``: d'Hd / d'd with the Hessian H, and ``directional_threshold``, -2
       g'd / d'd with the gradient g, above which the step raises a quadratic loss: 2 / eta for
@@ -70,11 +74,13 @@ class Stability(Probe):
     and on demand, with the thresholds of a quadratic (`UpdateRule.critical_curvature`):
 
     - ``sharpness``: the top eigenvalue of H. ``sharpness_error``: the relative residual at the end
-      of its search; above 1/16 the sharpness is NaN. ``sharpness_threshold``: 2 (1 + mu) / eta for
-      SGD with momentum mu; NaN for Adam and RMSprop, and if groups have different rates.
+      of its search (see `Curvature`); above 1/16 the sharpness is NaN. ``sharpness_threshold``: 2
+      (1 + mu) / eta for SGD with momentum mu; NaN for Adam and RMSprop, and if groups have
+      different rates.
     - ``preconditioned_sharpness``: that of D^-1/2 H D^-1/2, with the divisors D of this step's
       update: the root of the mean squared gradients plus epsilon, over the group's relative rate.
-      ``preconditioned_threshold``: (2 + 2 beta_1) / ((1 - beta_1) eta) for Adam.
+      ``preconditioned_sharpness_error``: as ``sharpness_error``. ``preconditioned_threshold``: (2 +
+      2 beta_1) / ((1 - beta_1) eta) for Adam.
     - ``batch_sharpness``: mean over batches of g'Hg / g'g. Its thresholds for SGD:
       ``batch_threshold_small``, 2 (1 - mu) / eta for small batches, and ``batch_threshold_large``,
       2 (1 + mu) / eta for large ones.
@@ -87,8 +93,8 @@ class Stability(Probe):
     rate, mu = momentum.
 
     Args:
-        sharpness: whether to measure it, by two to three products with H after the first search.
-        preconditioned_sharpness: whether to measure it, by about 12 products with H, and 6 later.
+        sharpness: whether to measure it, by about 8 products with H.
+        preconditioned_sharpness: whether to measure it, by about 8 products with H.
         batch_sharpness: whether to measure it, by one product with H for each batch.
         batches: those of ``batch_sharpness``, in the training's batch size; None: the step's.
         every: minimum number of training steps between two measurements.
@@ -177,20 +183,34 @@ class Stability(Probe):
         if step.is_zero:
             return values
         values |= self._along(context, step)
+        if step.limited_rate < step.rate:
+            reason = "Adafactor limits the rate to 1 / sqrt(step), here {:.3g}, so that the step "
+            reason += "does not follow the learning rate {:g}"
+            values |= self.missing(_ALONG[:1], reason.format(step.limited_rate, step.rate))
         if self.sharpness:
             values |= self._sharpness(context)
         if self.preconditioned_sharpness:
-            values |= self._attempt(_PRECONDITIONED[:1], self._preconditioned, context, step)
+            names = _PRECONDITIONED[:2]
+            values |= self._attempt(names, lambda: self._preconditioned(context, step))
         if self.batch_sharpness:
-            values |= self._attempt(_BATCH[:1], self._batch, context)
+            values |= self._attempt(_BATCH[:1], lambda: {_BATCH[0]: self._batch(context)})
         return values
 
-    def _attempt(self, names: tuple[str, ...], measure: Any, *arguments: Any) -> Values:
-        """Return the values by name; NaN and a warning if they cannot be measured."""
+    def _attempt(self, names: tuple[str, ...], measure: Callable[[], Values]) -> Values:
+        """Return the values measured; NaN and a warning if they cannot be."""
         try:
-            return dict.fromkeys(names, measure(*arguments))
+            return measure()
         except (RuntimeError, ValueError) as error:  # such as a missing second derivative
             return self.missing(names, str(error))
+
+    def _checked(self, name: str, value: float, error: float) -> Values:
+        """Return an eigenvalue with its error; NaN if the search ended far from one."""
+        values: Values = {name: value, f"{name}_error": error}
+        if error > PRECISION:
+            words = name.replace("_", " ")
+            reason = f"the search for the {words} ended at a relative residual of {error:.2g}"
+            values |= self.missing((name,), reason)
+        return values
 
     def _along(self, context: StepContext, step: _NextStep) -> Values:
         """Return what is measured along the update."""
@@ -198,7 +218,7 @@ class Stability(Probe):
             reason = "the update is so small that rounding of the parameters changes it by more "
             return self.missing((*_ALONG, *_DIRECTIONAL), reason + f"than {PRECISION:g}")
         threshold = -2 * step.slope / step.length**2
-        values = self._attempt(_DIRECTIONAL[:1], step.curvature)
+        values = self._attempt(_DIRECTIONAL[:1], lambda: {_DIRECTIONAL[0]: step.curvature()})
         sharpness = values["directional_sharpness"]
         # where a quadratic would cross, if there is no better guess
         guess = threshold / sharpness if sharpness > 0 else 1.0
@@ -237,17 +257,13 @@ class Stability(Probe):
         }
 
     def _sharpness(self, context: StepContext) -> Values:
-        """Return the top eigenvalue with its error; NaN if the search ended far from one."""
+        """Return the top eigenvalue with its error."""
         found = self._curvature.measure(context)
-        error = float(found["top_eigenvalue_residual"])
-        values = {"sharpness": found["top_eigenvalue"], "sharpness_error": error}
-        if error > PRECISION:
-            reason = f"the search for the sharpness ended at a relative residual of {error:.2g}"
-            values |= self.missing(_SHARPNESS[:1], reason)
-        return values
+        value, error = (float(found[name]) for name in self._curvature.variables)
+        return self._checked("sharpness", value, error)
 
-    def _preconditioned(self, context: StepContext, step: _NextStep) -> float:
-        """Return the top eigenvalue of the Hessian in the metric of the update."""
+    def _preconditioned(self, context: StepContext, step: _NextStep) -> Values:
+        """Return the top eigenvalue of the Hessian in the metric of the update, with its error."""
         with context.batch_loss.isolated_problem() as problem, silenced():
             operator = unchecked_operator(
                 problem.model,
@@ -261,9 +277,10 @@ class Stability(Probe):
             divisor = step.preconditioner(operator.evaluator.layout)
             size = operator.shape[0]
             guess = self._vector if self._vector is None or len(self._vector) == size else None
-            value, vector, _ = preconditioned_eigenvalue(operator, divisor, guess=guess)
-        self._vector = vector
-        return value
+            found = preconditioned_eigenvalue(operator, divisor, TOLERANCE, guess)
+        self._vector = found.vectors[:, 0]
+        value, error = float(found.values[0]), float(found.residuals[0])
+        return self._checked("preconditioned_sharpness", value, error)
 
     def _batch(self, context: StepContext) -> float:
         """Return the mean over batches of the curvature along their gradients."""
@@ -282,7 +299,7 @@ class Stability(Probe):
 
     def cost(self, layers: int, points: int) -> Cost:
         """Return the forward passes of the critical rate, and products with the Hessian."""
-        products = 1 + 2.5 * self.sharpness + 6 * self.preconditioned_sharpness
+        products = 1 + MATVECS * (self.sharpness + self.preconditioned_sharpness)
         products += self.batch_sharpness
         words = "product" if products == 1 else "products"
         note = f"up to {FORWARD_PASSES} forward passes, {products:g} {words} with the Hessian"
@@ -318,6 +335,15 @@ class _NextStep:
         self.is_zero = self.length == 0 and not moves  # rather than lost in rounding
         optimizer = context.observed.optimizer
         self._rule = UpdateRule("SGD") if optimizer is None else rule_of(optimizer)
+
+    @property
+    def limited_rate(self) -> float:
+        """The rate that Adafactor takes at most; infinite for other optimizers."""
+        stepped = self._context.updated_optimizer
+        if stepped is None or not isinstance(stepped[1], torch.optim.Adafactor):
+            return math.inf
+        steps = [float(state["step"]) for state in stepped[1].state.values() if "step" in state]
+        return max(steps) ** -0.5 if steps else math.inf
 
     def curvature(self) -> float:
         """Return the curvature along the update."""

@@ -320,7 +320,7 @@ def test_configured_probe_serves_several_scopes():
         scope.step(*batch())
     assert scopes[0].results.identical(scopes[1].results)
     assert probe._start is None
-    assert repr(probe) == "Curvature(kind='hessian', tolerance=0.01, max_products=60)"
+    assert repr(probe) == "Curvature(kind='hessian', tolerance=0.003, max_products=60)"
 
 
 class Failing(Probe):
