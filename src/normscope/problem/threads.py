@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from normscope.problem.batch import Batch, copy_batch
 from normscope.problem.problem import Problem
@@ -33,11 +36,39 @@ def suitable_threads(problem: Problem, batch: Batch) -> int:
     if present == 1 or problem.device.type != "cpu":
         return present
     try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), _OperationCount() as count:
             problem.loss_on(copy_batch(problem.prepare(batch)))
     except Exception:  # of the user's code; what follows reports it
         return present
-    return 1 if counter.get_total_flops() < ONE_THREAD else present
+    return 1 if count.total < ONE_THREAD else present
+
+
+_FUSED = (torch.ops.aten.mkldnn_rnn_layer, torch.ops.aten._transformer_encoder_layer_fwd)
+
+
+class _OperationCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts floating-point operations of this thread.
+
+    torch's FlopCounterMode adds hooks to the modules of all threads, and counts none in `_FUSED`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operation and add its count."""
+        result = operation(*args, **(kwargs or {}))
+        formula = flop_registry.get(operation.overloadpacket)
+        if formula is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=result)
+        elif operation.overloadpacket in _FUSED:
+            inputs, *others = (each for each in args if isinstance(each, Tensor))
+            weights = sum(each.numel() for each in others if each.dim() == 2)
+            self.total += 2 * weights * inputs.shape[:-1].numel()
+        return result
 
 
 @contextmanager
