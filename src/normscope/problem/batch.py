@@ -1,4 +1,4 @@
-"""Batches: a tensor, nested tuples, lists and dictionaries of tensors, or a graph.
+"""Batches: a tensor, nested tuples, lists, dictionaries and dataclasses of tensors, or a graph.
 
 The rows of the tensors are samples if all have equally many. Graphs of torch_geometric, and tensors
 of different lengths, have no such rows: they are moved and copied, but never cut or reordered.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from itertools import chain, pairwise
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
 
 Batch: TypeAlias = Any
-"""A tensor, nested tuples, lists and dictionaries of tensors, or a graph of torch_geometric."""
+"""A tensor, nested tuples, lists, dictionaries and dataclasses of tensors, or a graph of
+torch_geometric."""
 
 
 def tensors_of(batch: Batch) -> Iterator[Tensor]:
@@ -30,8 +32,9 @@ def tensors_of(batch: Batch) -> Iterator[Tensor]:
     """
     if isinstance(batch, Tensor):
         yield batch
-    elif isinstance(batch, Mapping | tuple | list):
-        for part in batch.values() if isinstance(batch, Mapping) else batch:
+    elif isinstance(batch, Mapping | tuple | list) or is_record(batch):
+        whole = record_fields(batch) if is_record(batch) else batch
+        for part in whole.values() if isinstance(whole, Mapping) else whole:
             yield from tensors_of(part)
     elif is_graph(batch):
         found: list[Tensor] = []
@@ -55,6 +58,24 @@ def is_graph(batch: object) -> bool:
     return any(kind.__module__.startswith("torch_geometric.data") for kind in type(batch).__mro__)
 
 
+def is_record(batch: object) -> bool:
+    """Return whether a batch is a dataclass object, and not one that iterates over batches."""
+    return is_dataclass(batch) and not isinstance(batch, type | Iterable)
+
+
+def record_fields(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass object by name."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def _with_fields(record: Any, values: Mapping[str, Any]) -> Any:
+    """Return a copy of a dataclass object with other fields; also of a frozen one."""
+    made = copy.copy(record)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
 def map_tensors(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
     """Apply a function to every tensor of a batch; other content, such as a string, stays.
 
@@ -70,6 +91,8 @@ def map_tensors(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
         return type(batch)._make(parts) if hasattr(batch, "_make") else parts  # a named tuple
     if is_graph(batch):  # apply changes the object, and passes other content to the function too
         return copy.copy(batch).apply(lambda x: function(x) if isinstance(x, Tensor) else x)
+    if is_record(batch):
+        return _with_fields(batch, map_tensors(record_fields(batch), function))
     return batch
 
 
@@ -258,6 +281,8 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
         return {key: join_batches([batch[key] for batch in batches]) for key in first}
     if isinstance(first, tuple | list):
         return tuple(join_batches(parts) for parts in zip(*batches, strict=True))
+    if is_record(first):
+        return _with_fields(first, join_batches([record_fields(batch) for batch in batches]))
     return first  # such as a string, the same for all
 
 

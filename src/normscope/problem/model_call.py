@@ -8,11 +8,13 @@ batch                       call                    target
 ``({"a": a, "b": b}, y)``   ``model(a=a, b=b)``     ``y``
 ``(x1, x2, ..., y)``        ``model(x1, x2, ...)``  ``y``
 a mapping                   ``model(**mapping)``    its ``labels``, or itself
+a dataclass object          as a mapping            its ``labels``, or itself
 a graph of torch_geometric  ``model(graph)``        its ``y``, or itself
 ==========================  ======================  =========================
 
-A model that takes several arguments is given a graph's attributes of these names, as in
-``model(graph.x, graph.edge_index, graph.batch)``.
+A model that does not take the fields of a dataclass as arguments is given the object,
+``model(batch)``. A model that takes several arguments is given a graph's attributes of these names,
+as in ``model(graph.x, graph.edge_index, graph.batch)``.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from normscope.problem.batch import (
     check_filled,
     describe_batch,
     is_graph,
+    is_record,
     no_tensor_error,
+    record_fields,
     tensors_of,
 )
 from normscope.text import plural
@@ -126,6 +130,10 @@ def read_batch(batch: Batch, model: nn.Module) -> ModelCall:
         return _read_inputs(inputs[0], target, model)
     if isinstance(batch, Mapping):
         return _read_inputs(batch, batch.get(_LABELS, batch), model)
+    if is_record(batch):
+        inside = record_fields(batch)
+        call = _read_inputs(inside, inside.get(_LABELS, batch), model)
+        return call if call.fits(model) else ModelCall((batch,), call.target)
     target = getattr(batch, "y", None)
     target = batch if target is None else target
     whole = ModelCall((batch,), target)
@@ -190,7 +198,7 @@ def check_batch(batch: Batch, model: nn.Module) -> None:
         return
     _reject_arrays(batch)
     several = isinstance(batch, tuple | list) and len(batch) > 1
-    if not (several or isinstance(batch, Mapping) or is_graph(batch)):
+    if not (several or isinstance(batch, Mapping) or is_graph(batch) or is_record(batch)):
         check_pair(batch)
     check_filled(batch)
     call = read_batch(batch, model)

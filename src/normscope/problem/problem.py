@@ -17,6 +17,7 @@ from normscope.problem.batch import (
     check_filled,
     describe_batch,
     is_graph,
+    is_record,
     move_batch,
 )
 from normscope.problem.diagnose import FitCheck, require_module
@@ -32,8 +33,15 @@ from normscope.problem.loss import (
     squared_error,
 )
 from normscope.problem.model_call import check_batch, read_batch, single_input
-from normscope.problem.recognition import batch_weight, is_sum, no_label_error
+from normscope.problem.recognition import (
+    IGNORED_LABELS,
+    batch_weight,
+    has_ignored_labels,
+    is_sum,
+    no_label_error,
+)
 from normscope.problem.wrappers import uncompiled
+from normscope.warn import warn
 
 Data: TypeAlias = Any
 """One batch, or an iterable of batches that can be read again."""
@@ -54,9 +62,9 @@ class Problem:
         data: one batch, a list of batches, or a DataLoader (any iterable that can be read again).
             A batch is a pair ``(inputs, targets)``: ``model(inputs)``, or ``model(*inputs)`` for a
             tuple, or ``model(**inputs)`` for a mapping of inputs; a tuple ``(x1, x2, ...,
-            targets)``; a mapping of the model's arguments with ``"labels"`` as the targets; or a
-            graph of torch_geometric with ``y`` as the targets. With a `whole_loss` it may also be a
-            tensor, or any other structure of tensors.
+            targets)``; a mapping or a dataclass object of the model's arguments with ``labels`` as
+            the targets; or a graph of torch_geometric with ``y`` as the targets. With a
+            `whole_loss` it may also be a tensor, or any other structure of tensors.
 
     Examples:
         >>> problem = Problem(nn.Identity(), "squared_error", (torch.ones(2, 3), torch.zeros(2, 3)))
@@ -127,7 +135,8 @@ class Problem:
     @property
     def is_one_batch(self) -> bool:
         """Whether the data is one batch in memory, whose rows may be drawn in any order."""
-        return isinstance(self.data, tuple | Tensor | Mapping) or is_graph(self.data)
+        data = self.data
+        return isinstance(data, tuple | Tensor | Mapping) or is_graph(data) or is_record(data)
 
     @property
     def is_in_memory(self) -> bool:
@@ -226,9 +235,18 @@ class Problem:
 
         Returns:
             The number of samples where the loss does not define another weight.
+
+        Warns:
+            NormscopeWarning: if it does not, and ignored labels show that another one is likely.
         """
-        weight = batch_weight(self.loss, self.target_of(batch)) if self.has_outputs else None
-        return float(batch_count(batch)) if weight is None else weight
+        target = self.target_of(batch)
+        weight = batch_weight(self.loss, target) if self.has_outputs else None
+        if weight is not None:
+            return weight
+        is_one = self.is_one_batch or _known_length(self.data) == 1
+        if not is_one and not is_sum(self.loss) and has_ignored_labels(target):
+            warn(IGNORED_LABELS)
+        return float(batch_count(batch))
 
     def batch_factors(self, weights: Sequence[float]) -> list[float]:
         """Return the factors by which the losses of batches add up to the loss over all.

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.nn.modules import loss as torch_losses
 
 from normscope.errors import InputError
+from normscope.problem.batch import tensors_of
 from normscope.problem.hooks import is_unchanged
 from normscope.problem.loss import Loss, cross_entropy, squared_error
 
@@ -24,6 +25,13 @@ _MEANS = (  # of all entries, unless their reduction is another
     *(functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits),
 )
 _BY_LABEL = {"reduction": "mean", "weight": None, "ignore_index": -100}  # torch's defaults
+
+IGNORED_LABELS = (
+    "the data has labels of -100, which losses usually ignore, and how this loss averages over the "
+    "others is not known: batches count by their samples, so that the result may differ from that "
+    "of all data in one batch; give one batch, or a loss of torch such as nn.CrossEntropyLoss."
+)
+"""Warning for several batches of a custom loss, or of one that the model computes."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +188,17 @@ def batch_weight(loss: object, target: Any) -> float | None:
     counted = target[target != options["ignore_index"]].long()
     weight = options["weight"]
     return float(counted.numel() if weight is None else weight.double()[counted].sum())
+
+
+def has_ignored_labels(target: Any) -> bool:
+    """Return whether a target has labels of -100, torch's ``ignore_index``.
+
+    >>> import torch
+    >>> has_ignored_labels({"labels": torch.tensor([[3, -100]])})
+    True
+    """
+    labels = (t for t in tensors_of(target) if not t.is_floating_point() and not t.is_complex())
+    return any(bool(each.eq(-100).any()) for each in labels)
 
 
 def no_label_error() -> InputError:

@@ -94,7 +94,8 @@ def evaluate(
         UnknownNameError: if there are no such statistics.
 
     Warns:
-        NormscopeWarning: if a custom loss is neither a mean nor a sum over samples.
+        NormscopeWarning: if a custom loss is neither a mean nor a sum over samples, or labels are
+            ignored by a loss whose reduction is not known.
 
     >>> labels = torch.tensor([0, 1])
     >>> evaluate(nn.Identity(), "cross_entropy", (torch.eye(2) * 50, labels))
@@ -140,7 +141,7 @@ def _evaluate_batches(problem: Problem, batch_size: int) -> Evaluation:
                 labels.add(_class_scores(output), target)
                 total.add_output(output, target, batch_count(batch))
             else:
-                total.add(problem.loss_on(copied).item(), batch_count(batch))
+                total.add(problem.loss_on(copied).item(), batch)
     return Evaluation(total.value(), labels.accuracy())
 
 

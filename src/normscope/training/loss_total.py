@@ -8,13 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.problem.batch import copy_batch, join_batches
+from normscope.problem.batch import Batch, batch_count, copy_batch, join_batches
 from normscope.problem.isolation import isolated
 from normscope.problem.loss import model_loss
 from normscope.problem.loss_state import loss_modules
 from normscope.problem.outputs import output_tensors, replace_tensors
 from normscope.problem.problem import Problem
-from normscope.problem.recognition import batch_weight, is_sum, no_label_error
+from normscope.problem.recognition import (
+    IGNORED_LABELS,
+    batch_weight,
+    has_ignored_labels,
+    is_sum,
+    no_label_error,
+)
 from normscope.warn import warn
 
 _ROUNDING = torch.finfo(torch.float32).eps  # of outputs that are integers
@@ -38,17 +44,21 @@ class LossTotal:
         self._sum, self._weighted, self._weights = 0.0, 0.0, 0.0
         self._may_be_mean, self._may_be_sum = not is_sum(problem.loss), True
         self._before: tuple[Any, Any, int, float] | None = None
+        self._batches, self._ignores = 0, False
 
-    def add(self, loss: float, samples: int) -> None:
+    def add(self, loss: float, batch: Batch) -> None:
         """Add a batch whose outputs are not known: its loss is the mean over samples."""
-        self._add(loss, samples)
+        self._ignores |= has_ignored_labels(batch)
+        self._add(loss, batch_count(batch))
 
     def add_output(self, output: Any, target: Any, samples: int) -> None:
         """Add a batch by its output; neither output nor target is changed."""
         loss = self._loss(output, target)
         weight = batch_weight(self._problem.loss, target)
         self._add(loss, samples if weight is None else weight)
-        if weight is None and self._may_be_mean and self._problem.loss is not model_loss:
+        if self._problem.loss is model_loss:
+            self._ignores |= has_ignored_labels(target)
+        elif weight is None and self._may_be_mean:
             self._try_with_last(output, target, samples, loss)
 
     def value(self) -> float:
@@ -58,8 +68,11 @@ class LossTotal:
             InputError: if it is a mean that ignores every label.
 
         Warns:
-            NormscopeWarning: if the loss is neither a mean nor a sum over samples.
+            NormscopeWarning: if the loss is neither a mean nor a sum over samples, or not known to
+                be one and labels are ignored.
         """
+        if self._ignores and self._batches > 1:
+            warn(IGNORED_LABELS)
         if self._may_be_sum and not self._may_be_mean:
             return self._sum
         if not self._may_be_mean:
@@ -74,6 +87,7 @@ class LossTotal:
 
     def _add(self, loss: float, weight: float) -> None:
         self._sum += loss
+        self._batches += 1
         if weight:  # a mean over nothing is NaN
             self._weighted += weight * loss
             self._weights += weight

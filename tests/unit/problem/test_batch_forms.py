@@ -1,6 +1,7 @@
 """Forms of batches: several inputs, mappings, graphs; their curvature, training and refusals."""
 
 from collections import UserDict
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -26,14 +27,31 @@ from normscope.errors import (
     InputError,
     MisfitError,
     NormscopeError,
+    NormscopeWarning,
     ShapeError,
 )
 from normscope.problem import batch_count, copy_batch, has_samples, move_batch, rows, sample_count
-from normscope.problem.batch import is_graph, tensors_of
+from normscope.problem.batch import is_graph, join_batches, tensors_of
 
 LEFT, RIGHT, LABELS = drawn(5, 4), drawn(5, 2), labels(3, 5)
 NODES, NODE_LABELS = drawn(5, 4), labels(2, 5)
 KINDS = ("fisher", "ggn", "hessian")
+
+
+@dataclass(frozen=True)
+class Sides:
+    left: torch.Tensor
+    right: torch.Tensor
+    labels: torch.Tensor
+    note: str = "text"
+
+
+@dataclass
+class Pair:
+    left: torch.Tensor
+    right: torch.Tensor
+    labels: torch.Tensor
+
 
 TWO_INPUTS = {
     "tuple of inputs": ((LEFT, RIGHT), LABELS),
@@ -41,6 +59,7 @@ TWO_INPUTS = {
     "mapping of inputs": ({"left": LEFT, "right": RIGHT}, LABELS),
     "mapping": {"left": LEFT, "right": RIGHT, "labels": LABELS},
     "user dict": UserDict(left=LEFT, right=RIGHT, labels=LABELS),
+    "dataclass": Pair(LEFT, RIGHT, LABELS),
 }
 
 
@@ -274,6 +293,54 @@ class Normalized(nn.Module):
 
     def forward(self, left, right, labels=None):
         return self.net(self.norm(left), right)
+
+
+class TakesSides(TwoInputs):
+    def forward(self, sides):
+        return super().forward(sides.left, sides.right)
+
+
+def test_dataclass_is_given_whole_to_a_model_that_does_not_take_its_fields():
+    batch = Sides(LEFT, RIGHT, LABELS)
+    expected = matrices_of(make(TwoInputs), LABELS, LEFT, RIGHT)["hessian"]
+    found = ns.curvature.dense(make(TakesSides), "cross_entropy", [batch], kind="hessian")
+    assert torch.allclose(found, expected, atol=1e-10)
+    by_hand = ns.whole_loss(lambda m, b: functional.cross_entropy(m(b), b.labels))
+    found = ns.curvature.dense(make(TakesSides), by_hand, batch, kind="hessian")
+    assert torch.allclose(found, expected, atol=1e-10)
+
+
+def test_dataclass_is_moved_cut_and_joined_without_a_change_to_it():
+    batch = Sides(LEFT, RIGHT, LABELS)
+    moved = move_batch(batch, torch.device("cpu"), torch.float32)
+    assert (moved.left.dtype, moved.labels.dtype) == (torch.float32, torch.int64)
+    assert (moved.note, batch.left is LEFT, sample_count(batch)) == ("text", True, 5)
+    joined = join_batches([rows(batch, torch.tensor([2, 3])), rows(batch, torch.tensor([0]))])
+    assert torch.equal(joined.right, RIGHT[[2, 3, 0]])
+    assert isinstance(joined, Sides)
+
+
+MANY = {"tokens": labels(5, 6, 4), "labels": labels(5, 6, 4)}
+MANY["labels"][:2, 1:] = -100
+HALVES = [rows(MANY, torch.arange(3)), rows(MANY, torch.arange(3, 6))]
+
+
+def masked(output, target):
+    return functional.cross_entropy(output.logits.flatten(0, 1), target.flatten())
+
+
+@pytest.mark.parametrize("loss", ["model", masked], ids=["of the model", "custom"])
+def test_ignored_labels_of_an_unknown_reduction_are_warned_of(loss):
+    model = make(LossInside)
+    whole = ns.curvature.dense(model, loss, MANY, kind="hessian")  # one batch: no warning
+    with pytest.warns(NormscopeWarning, match="batches count by their samples") as caught:
+        found = ns.curvature.dense(model, loss, HALVES, kind="hessian")
+    assert caught[0].filename == __file__
+    assert not torch.allclose(found, whole, rtol=0.1)
+    said = "labels of -100" if loss == "model" else "neither the mean nor the sum"
+    with pytest.warns(NormscopeWarning, match=said):
+        ns.training.evaluate(model, loss, HALVES)
+    ns.training.evaluate(model, loss, MANY)
 
 
 def test_population_statistics_and_evaluate_take_mappings():
