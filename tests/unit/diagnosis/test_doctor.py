@@ -153,6 +153,27 @@ def test_noise_of_batch_companions_is_that_of_exchanged_halves():
         assert not found
 
 
+def test_micro_batches_of_an_accumulated_gradient_are_judged_by_their_own_size():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(20, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    inputs = torch.randn(20, 16, 2, 20)  # steps of 16 micro-batches of 2 samples
+    for step in inputs:
+        optimizer.zero_grad()
+        for x in step:
+            (nn.functional.cross_entropy(model(x), x[:, :4].argmax(1)) / len(step)).backward()
+        optimizer.step()
+    micro = [(x, x[:, :4].argmax(1)) for x in inputs[-1]]
+    whole = [torch.cat(parts) for parts in zip(*micro, strict=True)]
+    chosen = ["few_samples", "stale_statistics"]
+    found = ns.doctor(model, "cross_entropy", micro, checks=chosen)
+    assert [each.name for each in found] == ["few_samples"]
+    assert found["few_samples"][0].fixed_value < 1e-3
+    assert not list(ns.doctor(model, "cross_entropy", tuple(whole), checks=chosen))
+
+
 def test_population_statistics_remove_what_stale_statistics_cost():
     case = next(each for each in FAULTS if each.name.startswith("stale_statistics in conv")).build()
     found = examine(case)["stale_statistics"][0]
