@@ -155,7 +155,7 @@ def step_batch_size(samples: Any, batch_size: int | None) -> int | None:
             )
         _reject_batch_size(samples, batch_size)
         return None
-    count = _sample_count(samples)
+    count = samples_of(samples)
     if count is None:
         return batch_size
     if count == 0:
@@ -171,8 +171,8 @@ def step_batch_size(samples: Any, batch_size: int | None) -> int | None:
     return batch_size
 
 
-def _sample_count(batch: Any) -> int | None:
-    """Return the samples of a batch; None if it is not one, which the library reports."""
+def samples_of(batch: Any) -> int | None:
+    """Return the samples of a batch; None if its rows are not samples, as those of a graph."""
     from normscope.problem.batch import sample_count
 
     try:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from normscope.cli.batches import load_problem
+from normscope.cli.batches import load_problem, samples_of
 from normscope.cli.render import print_to_stderr
-from normscope.errors import InputError, NormscopeError
+from normscope.errors import InputError
 from normscope.import_path import call_user_code
 from normscope.layers import is_batch_norm
 from normscope.layers.kinds import norm_layers
 from normscope.layers.surgery.unfit import unfit_norms
-from normscope.problem.batch import rows, sample_count
+from normscope.problem.batch import rows
 from normscope.problem.problem import Problem
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.progress_bar import show_progress
@@ -88,7 +88,7 @@ class CheckedModel:
             found = [(layer, each) for each in (*verdicts, *verdicts.unchecked)]
         if not found:
             raise _nothing_to_check(self.names[0], self.network, self._fitting_norms())
-        size = _samples_of(self.batch)
+        size = samples_of(self.batch)
         return [(name, add_remedy(each, size, self.smaller)) for name, each in found], samples
 
     def _check_layers(
@@ -130,7 +130,7 @@ class CheckedModel:
         if layers == 1 or seconds < _LONG:
             return
         ways = f"choose one of the {layers} layers by --layer"
-        if (size := _samples_of(self.batch)) is not None and size >= _CUT * 2:
+        if (size := samples_of(self.batch)) is not None and size >= _CUT * 2:
             ways += f", or {self.smaller} {size // _CUT}"
         print_to_stderr(
             f"this may take up to {format_duration(seconds)}, at the pace of the first of {layers} "
@@ -197,14 +197,6 @@ def worst_by_statement(verdicts: Verdicts) -> Iterator[Verdict | Unchecked]:
         groups.setdefault(verdict.label, []).append(verdict)
     yield from (worst(group) for group in groups.values())
     yield from verdicts.unchecked
-
-
-def _samples_of(batch: Any) -> int | None:
-    """Return the samples of a batch; None if its rows are not samples, as those of a graph."""
-    try:
-        return sample_count(batch)
-    except NormscopeError:
-        return None
 
 
 def add_remedy(
@@ -275,7 +267,7 @@ def check_in_parts(check: Callable[..., Verdicts], batch: Any) -> tuple[Verdicts
     if not large:
         return found, None
     sizes = next(iter(large.values()))  # the units of one layer have one size
-    samples = _samples_of(batch)
+    samples = samples_of(batch)
     if samples is None and sizes.values <= DENSE_LIMIT:
         return check(batch, _units_of_part(UNITS, sizes.values), DENSE_LIMIT), None
     part = 0 if samples is None else _part_size(samples, sizes.values)
