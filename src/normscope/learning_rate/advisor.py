@@ -50,7 +50,9 @@ from normscope.learning_rate.thresholds import (
     LATE_FACTOR,
     OBJECTIVES,
     PREDICTION_BATCHES,
+    SHORT_MOMENTUM_MARGIN,
     STEPS,
+    STRONG_MOMENTUM,
     Effort,
 )
 from normscope.learning_rate.trial_run import TrialStart, gradient_on
@@ -456,8 +458,11 @@ def _verify(
     if effort.bisects:
         steps = effort.limit_steps, is_near, effort.confirm_steps
         return verify_limit(setup, guess, progress, *steps)
-    last = 0 if effort.name == "quick" else effort.choice_steps  # quick makes no choice
+    is_quick = effort.name == "quick"
+    last = 0 if is_quick else effort.choice_steps  # quick makes no choice
     found = bracket_limit(setup, guess, progress, effort.limit_steps, is_near, last)
+    if is_quick and momentum >= STRONG_MOMENTUM:
+        found = replace(found, short_margin=SHORT_MOMENTUM_MARGIN)
     if setup.orders_differ and 1 / (1 - momentum) > LAST_LAYER_STEPS:
         return replace(found, margin=LATE_FACTOR)
     return found

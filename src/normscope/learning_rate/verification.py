@@ -54,6 +54,7 @@ class Verification(Rendered):
         all_runs: every run, in order; the ramps first.
         ramps: how many of them were ramps.
         margin: factor by which the ends of the interval may be off on other data orders.
+        short_margin: factor by which a rate that held for fewer than 100 steps may be too high.
         collapses: rates that were not unstable, but at which the network collapsed in most runs.
         is_bisected: whether many runs bisected the limit; else few enclose it.
         is_confirmed: whether the largest usable rate held on data orders that the search for it had
@@ -65,6 +66,7 @@ class Verification(Rendered):
     all_runs: tuple[ShortRun, ...]
     ramps: int
     margin: float = 1.0
+    short_margin: float = SHORT_MARGIN
     collapses: tuple[float, ...] = ()
     is_bisected: bool = False
     is_confirmed: bool = False
@@ -105,12 +107,12 @@ class Verification(Rendered):
         """The ends, moved apart by what the runs do not show.
 
         Runs on one data order may be off on others by `margin`. A rate that held for fewer than 100
-        steps may fail later, and may be too high by `SHORT_MARGIN`. A failure of any run, ramps
+        steps may fail later, and may be too high by `short_margin`. A failure of any run, ramps
         included, is above the lower end.
         """
         low, high = self.ends
         longest = max((each.steps for each in self.runs if each.rate == low), default=STEPS)
-        held = low if longest >= STEPS else low / SHORT_MARGIN
+        held = low if longest >= STEPS else low / self.short_margin
         return min(held / self.margin, self.known_failure), high * self.margin
 
     @property

@@ -441,3 +441,15 @@ def test_weight_decay_that_drives_the_network_to_zero_does_not_lower_the_limit()
     assert not found.verification.collapsed_first
     assert found.limit == found.verification.onset > 1.0
     assert "the penalty on the weights drove them to zero" in found.notes[0]
+
+
+@pytest.mark.parametrize(("momentum", "factor"), [(0.0, 1.5), (0.5, 4.0), (0.9, 4.0)])
+def test_quick_interval_is_wider_below_with_momentum(momentum, factor):
+    found = max_learning_rate(
+        *(small_network(), "cross_entropy", labelled()),
+        momentum=momentum,
+        effort="quick",
+    ).verification
+    assert max(run.steps for run in found.runs) < 100
+    assert found.margin == 1.0  # the data is one batch
+    assert found.interval[0] == pytest.approx(found.ends[0] / factor)
