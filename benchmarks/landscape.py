@@ -15,9 +15,9 @@ than on one of 51 x 51. The row "further points" leaves them out: it is the diff
 of 3 x 3 points.
 
 Every tool runs on a copy of the model, whose flags are those of the mode. "untouched" is whether
-all parameters and buffers have the same bits afterwards. The tools take turns in one process with one thread, and the
-shortest run of each counts, in time of the processor: other work on the machine is not counted.
-Memory is the peak of what torch allocates above the start.
+all parameters and buffers have the same bits afterwards. The tools take turns in one process with
+one thread, and the shortest run of each counts, in time of the processor: other work on the machine
+is not counted. Memory is the peak of what torch allocates above the start.
 """
 
 from __future__ import annotations

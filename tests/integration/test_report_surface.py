@@ -8,9 +8,9 @@ import xarray as xr
 import normscope as ns
 from normscope.landscape import parts
 from normscope.report import dataset_section, render, report_of
-from normscope.report.datasets import write_surface_report
+from normscope.report.datasets import describe_surface, write_surface_report
 from normscope.report.document import Report
-from normscope.report.surfaces import SURFACE_PARTS, SURFACES, describe_surface
+from normscope.report.stores import SURFACE_PARTS, SURFACES
 
 HOSTILE = "</div><script>alert(1)</script>"
 

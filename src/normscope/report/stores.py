@@ -40,7 +40,7 @@ MOST_ROWS = 1000
 _MOST_CURVES = 8  # distinguishable lines in one panel
 
 _EXPERIMENT = re.compile(r"[a-z]+\d{4}/\w+")
-_SURFACES, _SURFACE_PARTS = "surface", "landscape"  # records of surfaces, and of parts of them
+SURFACES, SURFACE_PARTS = "surface", "landscape"  # records of surfaces, and of parts of them
 _IDENTITY = ("surface", "structure", "losses", "mode", "directions", "axes")  # equal in both
 
 
@@ -96,7 +96,7 @@ def _surface_sections(store: Store, path: Path, by_name: dict[str, list[Record]]
         by_name: records by their experiment; those that are shown here are removed.
     """
     found = []
-    surfaces = [each for each in by_name.get(_SURFACES, ()) if each.state.has_result]
+    surfaces = [each for each in by_name.get(SURFACES, ()) if each.state.has_result]
     for number, record in reversed([*enumerate(surfaces, 1)][-MOST_PICTURES:]):
         dataset = record.read()
         if not is_surface(dataset):  # records of another program
@@ -106,13 +106,13 @@ def _surface_sections(store: Store, path: Path, by_name: dict[str, list[Record]]
             dataset,
             f"{title} in {path.name}",
             stem=f"surface_{number}",
-            versions={"normscope": record.version, **package_versions(store.versions(_SURFACES))},
+            versions={"normscope": record.version, **package_versions(store.versions(SURFACES))},
             command_note="There is no command: the surface is of a model of your own program.",
         )
         found.append(replace(section, seconds=float(dataset.attrs.get("seconds", math.nan))))
-        by_name[_SURFACES].remove(record)
-    if _SURFACE_PARTS in by_name:
-        by_name[_SURFACE_PARTS] = _parts_left(by_name[_SURFACE_PARTS], surfaces)
+        by_name[SURFACES].remove(record)
+    if SURFACE_PARTS in by_name:
+        by_name[SURFACE_PARTS] = _parts_left(by_name[SURFACE_PARTS], surfaces)
     for name in [name for name, records in by_name.items() if not records]:
         del by_name[name]
     return found
@@ -362,7 +362,7 @@ def _command(name: str, entries: Sequence[Entry], store: str) -> tuple[str, str]
         return sweep_command([each.record for each in entries], store)
     if any(each.is_scope for each in entries):
         return "", "There is no command: a scope watches a training of your own program."
-    if name == _SURFACE_PARTS:
+    if name == SURFACE_PARTS:
         return "", "These are parts of a surface; the call that began it completes it."
     experiment = _EXPERIMENT.match(name)
     if experiment is not None:
