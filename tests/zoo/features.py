@@ -354,3 +354,24 @@ def compare(entry: Entry, model: nn.Module, batch: Any) -> None:
     norms = ["none", entry.convert_to]
     found = ns.compare(model, entry.loss, [batch], norms=norms, verify=False, steps=5)
     assert all(found[norm].advice.limit > 0 for norm in norms)
+
+
+@feature("doctor")
+def doctor(entry: Entry, model: nn.Module, batch: Any) -> None:
+    """No check ends in an error, and weights that are not finite are found in their module."""
+    optimizer = functools.partial(torch.optim.SGD, lr=1e-8)
+    found = ns.doctor(model, entry.loss, [batch], optimizer)
+    failed = [reason for reason in found.skipped.values() if "the check failed" in reason]
+    assert not failed, failed
+    assert not found["non_finite"]
+    assert not found["learning_rate_too_high"]
+    faulty = entry.build()
+    weights = ((n, p) for n, p in faulty.named_parameters() if p.requires_grad and p.dim() > 1)
+    name, weight = next((name, weight) for name, weight in weights if "." in name)  # of a module
+    with torch.no_grad():
+        weight.fill_(math.nan)
+    diagnosis = ns.doctor(faulty, entry.loss, [batch], checks=["non_finite"])
+    (finding,) = diagnosis["non_finite"]
+    assert finding.severity == "error"
+    assert finding.module
+    assert name.startswith(finding.module), (name, finding.module)
