@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import time
 import warnings
@@ -390,9 +391,10 @@ def test_models_in_half_precision_agree_with_float32_to_their_digits(
     for name in names:
         found = (MEASUREMENTS | OTHERS)[name](network().to(dtype))
         assert found == pytest.approx(plain_value(name), rel=accuracy), name
-    # trials enclose the limit to 1.5, and rounding decides which ones fail
+    # 2 % and 6 % apart here; trials enclose the limit to 1.5, and one that fails by the rounding of
+    # another processor moves the geometric mean by the root of that
     predicted = MEASUREMENTS["prediction"](network().to(dtype))
-    assert predicted == pytest.approx(plain_value("prediction"), rel=0.25)
+    assert abs(math.log(predicted / plain_value("prediction"))) <= math.log(1.5) / 2
     assert thorough_limit(network().to(dtype)) == pytest.approx(thorough_limit(network()), rel=0.3)
     model = network().to(dtype)
     assert population(model) == pytest.approx(population(network()), rel=accuracy)
