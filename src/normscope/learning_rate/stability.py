@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import (
     Adadelta,
+    Adafactor,
     Adagrad,
     Adam,
     Adamax,
@@ -40,7 +41,10 @@ from normscope.text import Rendered
 from normscope.training.common_rate import CommonRate
 from normscope.training.loop import Loop
 
-_SECOND_MOMENT = (Adam, AdamW, NAdam, RAdam, Adamax, Adadelta, Adagrad, RMSprop)
+_SECOND_MOMENT = (
+    *(Adam, AdamW, NAdam, RAdam, Adamax, Adadelta, Adagrad, RMSprop),
+    Adafactor,
+)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from tests.unit.learning_rate.problems import labelled, mortal, quadratic, small_network
 from torch import nn
 from torch.nn import functional
-from torch.optim import SGD, Adam, AdamW, NAdam, RMSprop
+from torch.optim import SGD, Adafactor, Adam, AdamW, NAdam, RMSprop
 
 from normscope import whole_loss
 from normscope.learning_rate import growth_limit, is_unstable
@@ -318,7 +318,7 @@ def test_ramp_with_a_second_moment_ends_after_ten_steps_above():
     assert (done.unstable, done.steps) == (True, 40)
 
 
-@pytest.mark.parametrize("kind", [Adam, AdamW, NAdam, RMSprop])
+@pytest.mark.parametrize("kind", [Adam, AdamW, NAdam, RMSprop, Adafactor])
 def test_second_moments_are_recognized(kind):
     line = nn.Linear(1, 1)
     assert has_second_moment(kind(line.parameters()))
