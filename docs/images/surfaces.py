@@ -1,4 +1,4 @@
-"""Draw the loss surfaces of a trained network without BatchNorm, with it, and in eval mode.
+"""Draw the loss surfaces of a trained network without BatchNorm, and with it in three modes.
 
 python docs/images/surfaces.py    # writes surfaces.svg; a minute on one core
 
@@ -21,17 +21,19 @@ OUT = Path(__file__).with_suffix(".svg")
 CASES = {
     "no normalization": ("none", "train"),
     "BatchNorm, train mode": ("batch", "train"),
+    "BatchNorm, population": ("batch", "population"),
     "BatchNorm, eval mode": ("batch", "eval"),
 }
 
 
 def describe(found: Mapping[str, xr.Dataset]) -> str:
-    """Return what the three surfaces show, in a sentence."""
-    none, train, running = (float(each["roughness"].max()) for each in found.values())
+    """Return what the surfaces show, in a sentence."""
+    none, train, population, running = (float(x["roughness"].max()) for x in found.values())
     return (
         f"Roughness (largest second difference): {none:.2g} without normalization, {train:.2g} "
-        f"with BatchNorm in train mode, {running:.2g} for the same BatchNorm network in eval mode, "
-        "whose running statistics fit only the weights at the centre."
+        f"with BatchNorm in train mode, {population:.2g} with population statistics recomputed at "
+        f"every point, {running:.2g} for the same BatchNorm network in eval mode, whose running "
+        "statistics fit only the weights at the centre."
     )
 
 
@@ -41,7 +43,7 @@ def measure(norm: str, mode: str) -> xr.Dataset:
     model = ns.models.build("fully_connected", norm=norm, input_shape=(1, 8, 8), width=30)
     ns.fit(ns.Problem(model, "cross_entropy", data), ns.sgd(0.03), steps=120, batch_size=64)
     batch = tuple(part[:512] for part in data)
-    found = ns.landscape.surface(model, "cross_entropy", batch, mode=mode, points=25)
+    found = ns.landscape.surface(model, "cross_entropy", batch, mode=mode, points=21)
     print(f"{norm}, {mode} mode: {found}\n")
     return found.dataset
 
