@@ -22,6 +22,7 @@ _LARGEST = 1e300  # a forged file may have integers that no float can hold
 _MOST_ERRORS = 20
 _FEW = 4  # parameters that are all named
 _LONGEST = 300  # characters of an error, 80 of a value
+_LONGEST_LIST = 40  # characters of a list in the name of a record
 
 
 class Column:
@@ -154,10 +155,17 @@ class Records:
         return [int(each) for each in chosen[np.lexsort((chosen, starts))][::-1][:most]]
 
     def describe(self, position: int) -> str:
-        """Return the parameters that distinguish a record, and its seed; all of them if few."""
+        """Return the parameters that distinguish a record, and its seed; all of them if few.
+
+        Long lists, such as the points of a part of a surface, are left out.
+        """
         names = self.varying if len(self.columns) > _FEW else list(self.columns)
-        words = self.settings(names, position)
+        words = self.settings([n for n in names if not self._is_long_list(n, position)], position)
         return ", ".join([*words, f"seed {self.seeds[position]}"])
+
+    def _is_long_list(self, name: str, position: int) -> bool:
+        value = self.columns[name].values[self.columns[name].codes[position]]
+        return isinstance(value, str) and value[:1] in ("[", "{") and len(value) > _LONGEST_LIST
 
     def settings(self, names: Sequence[str], position: int) -> list[str]:
         """Return some parameters of a record, each with its name."""

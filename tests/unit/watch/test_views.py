@@ -176,6 +176,22 @@ def test_board_shows_a_missing_store_in_words_and_recovers(path):
         assert parts_of(whole)["s0"]["problem"] == ""
 
 
+def test_several_stores_are_followed_and_one_does_not_hold_up_the_other(path, tmp_path):
+    with Store(path) as store, Board([path, tmp_path / "other.db"], interval=0.02) as board:
+        finish(store, store.add("e", {}, 0))
+        with Store(tmp_path / "other.db") as other:
+            store.add("e", {}, 1)
+            other.add("f", {}, 0)
+            records, version = {}, 0
+            while records.get("s0.e0") != 2 or records.get("s1.e0") != 1:
+                message = board.wait(version, seconds=60)
+                assert message is not None
+                version = message["version"]
+                for name, part in parts_of(message).items():
+                    if part["kind"] == "experiment":
+                        records[name] = sum(part["counts"].values())
+
+
 def test_board_shows_a_file_that_is_no_store_in_words(path):
     path.write_text("not a database, but long enough to be one" * 20)
     with Board([path], interval=0.02) as board:
@@ -309,6 +325,15 @@ def test_records_with_any_parameters_are_shown(path):
     parts = parts_of(read_once([path]))
     assert parts["s0"]["problem"] == ""
     assert parts["s0.e0"]["counts"]["pending"] == 3
+
+
+def test_long_lists_are_not_in_the_name_of_a_record(path):
+    with Store(path) as store:
+        for part in range(2):
+            store.add("landscape", {"part": part, "axes": [1, part], "points": [part] * 50}, 0)
+    reader = Reader(path)
+    read_all(reader)
+    assert reader.experiments["landscape"].describe(1) == "axes [1,1], part 1, seed 0"
 
 
 def test_long_series_are_thinned_and_keep_their_ends():
