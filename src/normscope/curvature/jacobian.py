@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -30,6 +30,30 @@ _BY_GRAPH, _BY_FORWARD_MODE, _BY_DIFFERENCES = (
 _ADJOINT_TOLERANCE = 1e-3  # a tensor without derivatives has a part of one over their number
 _OTHER_SCALE = 1.37  # not a power of two, which would round in the same way
 _LEAST_GRADIENT = 1e-3  # of the longest; a gradient of zero up to rounding must not count
+
+
+def derivative_along(
+    directions: Iterable[Tensor], values: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> tuple[Tensor, ...] | None:
+    """Return the derivative in the inputs of the inner product of values and directions.
+
+    Args:
+        directions: one for each value.
+        values: with their graphs, which are kept.
+        inputs: leaves of these graphs.
+
+    Returns:
+        A tensor for each input; None if no value has a graph, as the gradient of a linear function.
+    """
+    pairs = zip(values, directions, strict=True)
+    curved = [(value, each.to(value.dtype)) for value, each in pairs if value.requires_grad]
+    if not curved:
+        return None
+    graphs, along = zip(*curved, strict=True)
+    found: tuple[Tensor, ...] = torch.autograd.grad(
+        graphs, inputs, along, retain_graph=True, materialize_grads=True
+    )
+    return found
 
 
 class Jacobian(ABC):
@@ -158,21 +182,8 @@ class GraphJacobian(Jacobian):
     def _through_graph(self, tensors: Sequence[Tensor]) -> Tensor:
         if self._cotangent is None:
             self._cotangent = self._record_backward()
-        reached = [
-            (pulled, tensor.to(pulled.dtype))
-            for pulled, tensor in zip(self._pulled_back, tensors, strict=True)
-            if pulled.requires_grad
-        ]
-        if not reached:
-            return torch.zeros_like(self.output)
-        (pushed,) = torch.autograd.grad(
-            [pulled for pulled, _ in reached],
-            self._cotangent,
-            [tensor for _, tensor in reached],
-            retain_graph=True,
-            materialize_grads=True,
-        )
-        return pushed
+        pushed = derivative_along(tensors, self._pulled_back, [self._cotangent])
+        return torch.zeros_like(self.output) if pushed is None else pushed[0]
 
     def _by_differences(self, vector: Tensor) -> Tensor:
         if self._differences is None:

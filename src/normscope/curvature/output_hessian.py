@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normscope.curvature.jacobian import derivative_along
 from normscope.curvature.missing_derivatives import custom_functions, find_missing_derivative
 from normscope.curvature.precision import perturbed
 from normscope.errors import StateError
@@ -152,13 +153,9 @@ class AutogradHessian(OutputHessian):
 
     def times(self, tangent: Tensor) -> Tensor:
         """Return the Hessian times a tensor in the shape of the output."""
-        if not self._gradient.requires_grad:  # a loss linear in the output
-            return torch.zeros_like(tangent)
         with _explain_loss_errors():
-            (product,) = torch.autograd.grad(
-                self._gradient, self._output, tangent, retain_graph=True, materialize_grads=True
-            )
-        return product
+            product = derivative_along([tangent], [self._gradient], [self._output])
+        return torch.zeros_like(tangent) if product is None else product[0]
 
 
 class InnerHessian(OutputHessian):
@@ -186,22 +183,10 @@ class InnerHessian(OutputHessian):
 
     def times(self, tangent: Tensor) -> Tensor:
         """Return the Hessian times a tensor in the shape of the output."""
-        curved = [
-            (gradient, part)
-            for gradient, part in zip(self._gradients, self._packed.split(tangent), strict=True)
-            if gradient.requires_grad  # not where the loss is linear
-        ]
-        if not curved:
-            return torch.zeros_like(tangent)
+        parts = self._packed.split(tangent)
         with _explain_loss_errors():
-            products = torch.autograd.grad(
-                [gradient for gradient, _ in curved],
-                self._packed.chosen,
-                [part for _, part in curved],
-                retain_graph=True,
-                materialize_grads=True,
-            )
-        return self._packed.join(products)
+            products = derivative_along(parts, self._gradients, self._packed.chosen)
+        return torch.zeros_like(tangent) if products is None else self._packed.join(products)
 
 
 def _moved_loss(loss: Loss, output: Tensor, target: Any, change: float) -> Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from normscope.curvature.jacobian import Jacobian
+from normscope.curvature.jacobian import Jacobian, derivative_along
 from normscope.curvature.missing_derivatives import (
     LARGEST_ERROR,
     Differences,
@@ -120,21 +120,10 @@ class HessianProduct(BatchCurvature):
     def times(self, vector: Tensor) -> Tensor:
         """Return the Hessian times a flat vector."""
         layout = self._evaluator.layout
-        curved = [
-            (gradient, piece.to(gradient.dtype))
-            for gradient, piece in zip(self._gradients, layout.split(vector), strict=True)
-            if gradient.requires_grad  # not where the loss is linear
-        ]
-        if not curved:
-            return torch.zeros_like(vector)
         with self._evaluator.isolated(self._leaves, self._number):
-            products = torch.autograd.grad(
-                [gradient for gradient, _ in curved],
-                self._leaves,
-                [piece for _, piece in curved],
-                retain_graph=True,
-                allow_unused=True,
-            )
+            products = derivative_along(layout.split(vector), self._gradients, self._leaves)
+        if products is None:
+            return torch.zeros_like(vector)
         product = layout.join(products)
         check_finite(product, "the product of the Hessian and a vector")
         return product
