@@ -34,9 +34,8 @@ from rich.table import Table
 
 from normscope.curvature import top_eigenvalue
 from normscope.learning_rate.bound import measure_curvature
-from normscope.learning_rate.prediction import predict_limit
+from normscope.learning_rate.prediction import mean_field_bound, predict_limit
 from normscope.learning_rate.setup import TrainingSetup
-from normscope.learning_rate.theory import mean_field_bound
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.learning_rate.verification import verify_limit
 from normscope.problem.problem import Problem

@@ -102,7 +102,7 @@ def _compare(source: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Co
 
 def _legend(comparison: Comparison, source: str, network: nn.Module, verified: bool) -> str:
     """Return what the columns are, and what was compared."""
-    from normscope.learning_rate.comparison import AVERAGED
+    from normscope.learning_rate.compared import AVERAGED
 
     advice = comparison.rows[0].advice
     assert advice.growth_limit is not None  # `compare` always sets it

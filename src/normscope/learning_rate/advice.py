@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from normscope.errors import StateError
 from normscope.learning_rate.bound import MeasuredCurvature
 from normscope.learning_rate.choice import Choice
-from normscope.learning_rate.explanation import explain, summary_lines, table_rows, table_title
-from normscope.learning_rate.prediction import LimitPrediction
-from normscope.learning_rate.theory import MeanFieldBound
+from normscope.learning_rate.explanation import explain
+from normscope.learning_rate.prediction import LimitPrediction, MeanFieldBound
+from normscope.learning_rate.summary import summary_lines, table_rows, table_title
 from normscope.learning_rate.thresholds import (
     CAUTIOUS_SHARE,
     CHOICE_DIVISOR,

@@ -21,6 +21,7 @@ from normscope.learning_rate.around_step import (
     GroupRates,
     effective_batches,
     no_prediction,
+    preconditioner_at,
     setup_notes,
 )
 from normscope.learning_rate.bound import MeasuredCurvature, measure_curvature
@@ -31,7 +32,12 @@ from normscope.learning_rate.network_properties import (
     scale_invariant_weights,
 )
 from normscope.learning_rate.option_trials import check_options, try_options
-from normscope.learning_rate.prediction import LimitPrediction, predict_limit
+from normscope.learning_rate.prediction import (
+    LimitPrediction,
+    MeanFieldBound,
+    mean_field_bound,
+    predict_limit,
+)
 from normscope.learning_rate.sample_trials import trial_batch_count
 from normscope.learning_rate.setup import (
     TrainingSetup,
@@ -41,7 +47,7 @@ from normscope.learning_rate.setup import (
     refuse_step_hooks,
 )
 from normscope.learning_rate.stability import growth_limit
-from normscope.learning_rate.theory import MeanFieldBound, mean_field_bound
+from normscope.learning_rate.summary import limit_notes
 from normscope.learning_rate.thresholds import (
     CAUTIOUS_SHARE,
     EFFORTS,
@@ -51,24 +57,16 @@ from normscope.learning_rate.thresholds import (
     OBJECTIVES,
     PREDICTION_BATCHES,
     SHORT_MOMENTUM_MARGIN,
-    STEPS,
     STRONG_MOMENTUM,
     Effort,
 )
-from normscope.learning_rate.trial_run import TrialStart, gradient_on
-from normscope.learning_rate.update_rule import (
-    Preconditioner,
-    UpdateRule,
-    preconditioner_of,
-    rule_of,
-)
+from normscope.learning_rate.trial_run import TrialStart
+from normscope.learning_rate.update_rule import Preconditioner, UpdateRule, rule_of
 from normscope.learning_rate.verification import Verification, bracket_limit, verify_limit
 from normscope.problem.batch import Batch, batch_count
-from normscope.problem.evaluate import Evaluator
 from normscope.problem.hooks import has_backward_hooks, has_gradient_hooks
 from normscope.problem.loss import WholeLoss
 from normscope.problem.modes import check_mode, training_flags
-from normscope.problem.parameters import parameter_layout
 from normscope.problem.precheck import check_data
 from normscope.problem.problem import Data, Problem
 from normscope.problem.recognition import is_cross_entropy, is_squared_error
@@ -76,7 +74,7 @@ from normscope.problem.sharded import gather_shards
 from normscope.progress import Progress, ProgressCallback, ProgressOption, callback_of
 from normscope.progress_bar import shows_progress
 from normscope.registry import unknown_name
-from normscope.validation import as_tuple, check_bool, check_integer, check_number
+from normscope.validation import as_tuple, check_bool, check_integer
 
 if TYPE_CHECKING:
     from normscope.problem.loss import Loss
@@ -146,7 +144,8 @@ def max_learning_rate(
         seed: of the data order, dropout and noise.
         effort: "quick": a prediction and one bracket of it, about the time of 100 training steps;
             "default": that of about 400, with the choice of the recommended rate; "thorough": the
-            limit to 5 % on up to three data orders, and a longer choice, up to 1600 steps.
+            limit to 5 % on up to three data orders, confirmed on others, and a longer choice, up to
+            2100 steps.
         objective: what ``recommended`` is: "fastest", slightly below the rate with the lowest loss
             after 50 steps (200 with ``effort="thorough"``) and at most half the limit; or
             "half_limit". None: "fastest"; "half_limit" with ``verify=False``;
@@ -186,7 +185,6 @@ def max_learning_rate(
     check_mode(mode)
     plan, aim = _check_effort(effort), _check_objective(objective, verify, effort)
     given = optimizer_or_sgd(optimizer, momentum, nesterov, weight_decay)
-    _check_around_step(clip_norm, accumulate)
     setup = TrainingSetup(
         Problem(model, loss, data),
         given,
@@ -197,22 +195,11 @@ def max_learning_rate(
         clip_norm,
         accumulate,
     )
-    setup.check_accumulation()
+    setup.check_step_options()
     options = as_tuple("warmups", warmups), as_tuple("weight_decays", weight_decays)
-    _check_options(setup, *options, aim)
+    check_options(setup, *options, aim)
     setup.warn_of_flags()
     return advise(setup, verify, show, plan, aim, options)
-
-
-def _check_options(
-    setup: TrainingSetup, warmups: Sequence[int], decays: Sequence[float], objective: str
-) -> None:
-    if (warmups or decays) and objective != "fastest":
-        raise InputError(
-            'warmups and weight_decays are tried at the rate of objective="fastest"; use that '
-            "objective, or leave them out."
-        )
-    check_options(setup, warmups, decays)
 
 
 def _check_effort(name: str) -> Effort:
@@ -234,19 +221,6 @@ def _check_objective(name: str | None, verify: bool, effort: str) -> str:
             'verify=True or objective="half_limit".'
         )
     return name
-
-
-def _check_around_step(clip_norm: float | None, accumulate: int) -> None:
-    check_integer("accumulate", accumulate)
-    if accumulate < 1:
-        raise InputError(f"accumulate must be at least 1, got {accumulate}.")
-    if clip_norm is None:
-        return
-    check_number("clip_norm", clip_norm)
-    if isinstance(clip_norm, bool) or not 0 < clip_norm < math.inf:
-        raise InputError(
-            f"clip_norm must be a positive number, or None for no clipping; got {clip_norm}."
-        )
 
 
 def advise(
@@ -298,7 +272,7 @@ def _measure(
     _check_first_loss(problem, batches[0], setup.seed, setup.mode)
     plan = effort if verify else EFFORTS["thorough"]  # without runs nothing corrects the bound
     rates = GroupRates.of(setup, optimizer)
-    preconditioner = _preconditioner(setup, batches, optimizer, rule, rates)
+    preconditioner = preconditioner_at(setup, batches, optimizer, rule, rates)
 
     @functools.cache
     def measure() -> MeasuredCurvature:
@@ -308,10 +282,7 @@ def _measure(
     prediction, reason = None, unjoined or no_prediction(setup, rule, preconditioner) or ""
     if not reason:
         progress(Progress("prediction"))
-        count = max(PREDICTION_BATCHES, trial_batch_count(batches[0]))
-        several, _ = effective_batches(setup, count)
-        given = problem, several, rule, lambda: measure().bound(rule), preconditioner
-        prediction = predict_limit(*given, setup.seed, setup.mode)
+        prediction = _predict(setup, batches[0], rule, preconditioner, measure)
     verification = None
     if verify:
         guess = _guess(setup, optimizer, rule, prediction, measure)
@@ -328,9 +299,23 @@ def _measure(
         curvature_reason=rule.unknown or ("" if curvature else _unmeasured(effort)),
         prediction_reason=reason,
         group_rates=rates.relative,
-        notes=(*setup_notes(setup, rates, unjoined), *_limit_notes(verification, effort)),
+        notes=(*setup_notes(setup, rates, unjoined), *limit_notes(verification, effort)),
         **_properties(setup, batches[0], rule, plan, rates.are_one),
     )
+
+
+def _predict(
+    setup: TrainingSetup,
+    batch: Batch,
+    rule: UpdateRule,
+    preconditioner: Preconditioner | None,
+    measure: Callable[[], MeasuredCurvature],
+) -> LimitPrediction:
+    """Return the predicted limit; the curvature is measured only if no trial run is unstable."""
+    count = max(PREDICTION_BATCHES, trial_batch_count(batch))
+    several, _ = effective_batches(setup, count)
+    given = setup.problem, several, rule, lambda: measure().bound(rule), preconditioner
+    return predict_limit(*given, setup.seed, setup.mode)
 
 
 def _guess(
@@ -367,41 +352,6 @@ def _cautious_choice(choice: Choice, advice: Advice) -> Choice:
 
 def _unmeasured(effort: Effort) -> str:
     return f"not computed with effort={effort.name!r}"
-
-
-def _limit_notes(found: Verification | None, effort: Effort) -> list[str]:
-    """Return what the runs leave open: data orders that were not tried, or later steps.
-
-    A limit that short runs enclose has an interval that is wider for it.
-    """
-    if found is None:
-        return []
-    return [*_shrinking_note(found), *_open_notes(found, effort)]
-
-
-def _shrinking_note(found: Verification) -> list[str]:
-    """Return from which rate on weight decay or a penalty ends the training, if one does."""
-    lowest = min((run.rate for run in found.runs if run.shrunk), default=None)
-    if lowest is None:
-        return []
-    return [
-        f"From {lowest:.3g} on the penalty on the weights drove them to zero within {STEPS} steps: "
-        "stable, but nothing is learned; use less weight decay."
-    ]
-
-
-def _open_notes(found: Verification, effort: Effort) -> list[str]:
-    if found.is_bisected and not found.is_confirmed:
-        end = "no rate held" if not found.ends[0] else f"others may fail at {found.limit:.3g}"
-        return [f"Not confirmed on further data orders, for want of steps: {end}."]
-    longest = max((run.steps for run in found.all_runs), default=0)
-    is_quick = effort.limit_steps < STEPS
-    if longest >= STEPS or not (is_quick or math.isinf(found.ends[1])):
-        return []
-    return [
-        f"Not verified over {STEPS} steps: no run had more than {longest}. Training may break "
-        f'later; effort="{"default" if is_quick else "thorough"}" tries more.'
-    ]
 
 
 def _curvature(
@@ -487,20 +437,3 @@ def _check_first_loss(problem: Problem, batch: Batch, seed: int, mode: str) -> N
             "multiple of it, so it must be above zero: add a constant that makes its least value "
             "zero, as in 1 - cosine_similarity."
         )
-
-
-def _preconditioner(
-    setup: TrainingSetup,
-    batches: list[Batch],
-    optimizer: Optimizer,
-    rule: UpdateRule,
-    rates: GroupRates,
-) -> Preconditioner | None:
-    if rule.unknown is not None or (rule.is_exact and rates.are_one):
-        return None
-    layout = parameter_layout(setup.problem.model)
-    evaluator = Evaluator(setup.problem, layout, setup.mode, setup.seed)
-    needed = [] if rule.is_exact else batches
-    gradients = [gradient_on(evaluator, batch) for batch in needed]
-    parameters = dict(setup.problem.model.named_parameters())
-    return preconditioner_of(optimizer, rule, parameters, layout, gradients, rates.peak)

@@ -14,7 +14,7 @@ from normscope.errors import NormscopeError
 from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.thresholds import SCHEDULE_STEPS, STEPS
 from normscope.learning_rate.trial_run import gradient_on
-from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
+from normscope.learning_rate.update_rule import Preconditioner, UpdateRule, preconditioner_of
 from normscope.problem.batch import Batch, join_batches
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.parameters import parameter_layout
@@ -166,3 +166,29 @@ def _gradient_distance(setup: TrainingSetup, parts: Sequence[Batch], joined: Bat
         gradients = [gradient_on(evaluator, part) for part in parts]
         mean = torch.stack(gradients).mean(0)
         return float((gradient_on(evaluator, joined) - mean).norm() / mean.norm())
+
+
+def preconditioner_at(
+    setup: TrainingSetup,
+    batches: list[Batch],
+    optimizer: Optimizer,
+    rule: UpdateRule,
+    rates: GroupRates,
+) -> Preconditioner | None:
+    """Return what the optimizer and its groups divide the gradient by; None if it is constant.
+
+    Args:
+        setup: for the model and its loss.
+        batches: whose gradients give a second moment that the optimizer does not have yet.
+        optimizer: of the user, or what the factory made; not changed.
+        rule: of the optimizer.
+        rates: of its groups.
+    """
+    if rule.unknown is not None or (rule.is_exact and rates.are_one):
+        return None
+    layout = parameter_layout(setup.problem.model)
+    evaluator = Evaluator(setup.problem, layout, setup.mode, setup.seed)
+    needed = [] if rule.is_exact else batches
+    gradients = [gradient_on(evaluator, batch) for batch in needed]
+    parameters = dict(setup.problem.model.named_parameters())
+    return preconditioner_of(optimizer, rule, parameters, layout, gradients, rates.peak)

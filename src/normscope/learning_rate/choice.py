@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from normscope.learning_rate.option_trials import OptionTrial
+from normscope.learning_rate.option_trials import OptionTrial, is_within_error
 from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.stability import ShortRun
 from normscope.learning_rate.thresholds import (
@@ -297,12 +297,9 @@ class _Ladder:
         return lowest_point({rate: each.loss for rate, each in self.trials.items()})
 
     def _is_equal(self, rate: float, best: float) -> bool:
-        pairs = zip(self._compared(rate), self._compared(best), strict=False)
-        differences = [one - other for one, other in pairs]
-        if len(differences) < 2 or not math.isfinite(self.trials[rate].loss):
+        if not math.isfinite(self.trials[rate].loss):
             return False
-        error = statistics.stdev(differences) / math.sqrt(len(differences))
-        return statistics.fmean(differences) <= error
+        return is_within_error(self._compared(rate), self._compared(best))
 
     def _compared(self, rate: float) -> tuple[float, ...]:
         """Return the losses of the last steps, which are compared."""

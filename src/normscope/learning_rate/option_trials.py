@@ -36,19 +36,27 @@ class OptionTrial(Rendered):
     chosen: bool = False
 
 
-def check_options(setup: TrainingSetup, warmups: Sequence[int], decays: Sequence[float]) -> None:
+def check_options(
+    setup: TrainingSetup, warmups: Sequence[int], decays: Sequence[float], objective: str
+) -> None:
     """Raise an error unless the values can be tried.
 
     Args:
         setup: optimizer and schedule.
         warmups: lengths in steps.
         decays: weight decays.
+        objective: of the recommended rate, at which they are tried.
 
     Raises:
         ArgumentTypeError: if a value is not a number.
-        InputError: if a value is out of range, the optimizer has no weight decay, or a schedule
-            makes warm-ups of another kind.
+        InputError: if a value is out of range, no rate is compared, the optimizer has no weight
+            decay, or a schedule makes warm-ups of another kind.
     """
+    if (warmups or decays) and objective != "fastest":
+        raise InputError(
+            'warmups and weight_decays are tried at the rate of objective="fastest"; use that '
+            "objective, or leave them out."
+        )
     for length in warmups:
         check_integer("a warm-up", length)
         if length < 0:
@@ -111,7 +119,7 @@ def _compare(
         for each, part in zip(done, last, strict=True)
     ]
     best = min(range(len(values)), key=losses.__getitem__)
-    if math.isfinite(losses[0]) and _is_equal(last[0], last[best]):
+    if math.isfinite(losses[0]) and is_within_error(last[0], last[best]):
         best = 0
     return [
         OptionTrial(option, value, steps, loss, chosen=at == best)
@@ -119,8 +127,19 @@ def _compare(
     ]
 
 
-def _is_equal(usual: Sequence[float], best: Sequence[float]) -> bool:
-    differences = [one - other for one, other in zip(usual, best, strict=True)]
+def is_within_error(losses: Sequence[float], best: Sequence[float]) -> bool:
+    """Return whether losses exceed the best ones by at most the standard error of the difference.
+
+    Args:
+        losses: of the last steps of a run.
+        best: of the same steps, on the same batches, of another run.
+
+    >>> is_within_error([1.0, 2.0], [1.1, 1.9]), is_within_error([2.0, 3.1], [1.0, 2.0])
+    (True, False)
+    """
+    differences = [one - other for one, other in zip(losses, best, strict=True)]
+    if len(differences) < 2:
+        return False
     error = statistics.stdev(differences) / math.sqrt(len(differences))
     return statistics.fmean(differences) <= error
 

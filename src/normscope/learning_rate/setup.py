@@ -34,7 +34,7 @@ from normscope.training.common_rate import (
 )
 from normscope.training.loop import Loop
 from normscope.training.optimizers import OptimizerFactory, bind_optimizer, copy_optimizer, sgd
-from normscope.validation import check_integer
+from normscope.validation import check_integer, check_number
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,18 @@ class TrainingSetup:
             source = batch_source(problem, self.batch_size, self.seed, drop_last=True)
             return [source.draw() for _ in range(min(count, self._batch_count()))]
 
-    def check_accumulation(self) -> None:
-        """Raise `InputError` if the batches of one step are more than those of an epoch."""
+    def check_step_options(self) -> None:
+        """Raise `InputError` for a bad ``clip_norm``, or if one step needs more than an epoch."""
+        check_integer("accumulate", self.accumulate)
+        if self.accumulate < 1:
+            raise InputError(f"accumulate must be at least 1, got {self.accumulate}.")
+        if self.clip_norm is not None:
+            check_number("clip_norm", self.clip_norm)
+            if isinstance(self.clip_norm, bool) or not 0 < self.clip_norm < math.inf:
+                raise InputError(
+                    "clip_norm must be a positive number, or None for no clipping; got "
+                    f"{self.clip_norm}."
+                )
         if self.accumulate > 1 and (most := self._batch_count()) < self.accumulate:
             raise InputError(
                 f"accumulate={self.accumulate} is more than the batches of an epoch, {most}: a "

@@ -13,10 +13,9 @@ from normscope.errors import StateError
 from normscope.learning_rate import Advice, max_learning_rate
 from normscope.learning_rate.bound import MeasuredCurvature
 from normscope.learning_rate.choice import Choice, RateTrial
-from normscope.learning_rate.explanation import table_rows, table_title
-from normscope.learning_rate.prediction import LimitPrediction
+from normscope.learning_rate.prediction import LimitPrediction, MeanFieldBound
 from normscope.learning_rate.stability import ShortRun
-from normscope.learning_rate.theory import MeanFieldBound
+from normscope.learning_rate.summary import table_rows, table_title
 from normscope.learning_rate.update_rule import UpdateRule, rule_of
 from normscope.learning_rate.verification import Verification
 

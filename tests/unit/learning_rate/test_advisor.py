@@ -16,11 +16,11 @@ import normscope as ns
 from normscope.curvature import dense
 from normscope.errors import ArgumentTypeError, InputError, StateError
 from normscope.learning_rate import advisor, max_learning_rate, prediction, stability
-from normscope.learning_rate.advisor import _limit_notes
-from normscope.learning_rate.around_step import GroupRates
+from normscope.learning_rate.around_step import GroupRates, preconditioner_at
 from normscope.learning_rate.sample_trials import SampleTrials
 from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.stability import ShortRun
+from normscope.learning_rate.summary import limit_notes
 from normscope.learning_rate.thresholds import EFFORTS
 from normscope.learning_rate.update_rule import rule_of
 from normscope.learning_rate.verification import Verification
@@ -367,7 +367,7 @@ def test_divisor_is_that_of_the_gradients_of_all_batches_in_training():
     problem = Problem(model, "cross_entropy", halves)
     setup = TrainingSetup(problem, optimizer, None, 0)
     rates = GroupRates.of(setup, optimizer)
-    found = advisor._preconditioner(setup, halves, optimizer, rule_of(optimizer), rates)
+    found = preconditioner_at(setup, halves, optimizer, rule_of(optimizer), rates)
     squares = torch.zeros_like(found.scale)
     for features, labels in halves:
         loss = nn.functional.cross_entropy(model.train()(features), labels)
@@ -417,7 +417,7 @@ def test_prediction_leads_the_net_off_its_plateau():
 )
 def test_limit_that_no_full_run_supports_is_said_to_be_unverified(high, effort, steps, told):
     found = Verification(0.2, high, (ShortRun(0.2, 0, False, steps, 1.0),), 0)
-    notes = _limit_notes(found, EFFORTS[effort])
+    notes = limit_notes(found, EFFORTS[effort])
     assert len(notes) == (told is not None)
     assert not notes or told in notes[0]
 
@@ -426,9 +426,9 @@ def test_limit_that_no_full_run_supports_is_said_to_be_unverified(high, effort, 
 def test_note_says_that_a_limit_was_not_confirmed(low, said):
     failed = ShortRun(0.3, 0, True, 5, 3.0)
     found = Verification(low, 0.3, (failed,), 0, is_bisected=True)
-    (note,) = _limit_notes(found, EFFORTS["thorough"])
+    (note,) = limit_notes(found, EFFORTS["thorough"])
     assert note == f"Not confirmed on further data orders, for want of steps: {said}."
-    assert not _limit_notes(replace(found, is_confirmed=True, low=0.3), EFFORTS["thorough"])
+    assert not limit_notes(replace(found, is_confirmed=True, low=0.3), EFFORTS["thorough"])
 
 
 def test_weight_decay_that_drives_the_network_to_zero_does_not_lower_the_limit():

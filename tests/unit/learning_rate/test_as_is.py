@@ -19,7 +19,7 @@ from normscope.learning_rate.network_properties import (
     held_norm_layers,
     scale_invariant_weights,
 )
-from normscope.learning_rate.theory import mean_field_bound
+from normscope.learning_rate.prediction import mean_field_bound
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.problem import Problem
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
-from normscope.learning_rate import growth_limit, last_layer_training
-from normscope.learning_rate.last_layer import LastLayer
-from normscope.learning_rate.last_layer_training import (
+from normscope.learning_rate import growth_limit, last_layer
+from normscope.learning_rate.last_layer import (
+    LastLayer,
     LastLayerTraining,
     breaks_late,
     last_layer_limit,
@@ -71,14 +71,14 @@ def trained(make, rate, bias, steps, loss):
 def weights_after(monkeypatch):
     """The weights after every step, of all rates: none ends early."""
     found = []
-    monkeypatch.setattr(last_layer_training, "growth_limit", lambda loss: math.inf)
+    monkeypatch.setattr(last_layer, "growth_limit", lambda loss: math.inf)
 
     class Noting(RuleSteps):
         def apply(self, value, gradient, rate):
             super().apply(value, gradient, rate)
             found.append(value.clone())
 
-    monkeypatch.setattr(last_layer_training, "RuleSteps", Noting)
+    monkeypatch.setattr(last_layer, "RuleSteps", Noting)
     return found
 
 
@@ -228,7 +228,7 @@ def test_onset_that_shows_late_is_found_below_one_that_shows_at_once(at_once, lo
     monkeypatch.setattr(LastLayerTraining, "stable", stable)
     for scale in (1e-3, 1.0, 30.0):
         monkeypatch.setattr(
-            last_layer_training, "_squared_error_bound", lambda layer, rule, scale=scale: scale
+            last_layer, "_squared_error_bound", lambda layer, rule, scale=scale: scale
         )
         found = last_layer_limit(as_last_layer(layer, given), problem, rule)
         assert found == pytest.approx(1.0, rel=0.13)
@@ -261,7 +261,7 @@ def test_rate_that_breaks_late_sends_the_search_down_by_one_coarse_step(monkeypa
 
     monkeypatch.setattr(LastLayerTraining, "stable", stable)
     monkeypatch.setattr(
-        last_layer_training, "_squared_error_bound", lambda layer, rule: 3.0
+        last_layer, "_squared_error_bound", lambda layer, rule: 3.0
     )  # the grid begins at 1.5
     rule = rule_of(SGD(layer.parameters(), 1.0))
     problem = Problem(layer, "cross_entropy", given)

@@ -102,7 +102,7 @@ def test_groups_without_weight_decay_keep_none():
 
 def test_no_warm_up_may_be_named():
     setup = setup_of()
-    option_trials.check_options(setup, [0, 4], [])
+    option_trials.check_options(setup, [0, 4], [], "fastest")
     named, usual = (option_trials.try_options(setup, 0.1, 8, each) for each in ([0, 4], [4]))
     assert [each.value for each in named] == [0, 4]
     assert named == usual

@@ -8,8 +8,7 @@ from tests.unit.learning_rate.problems import labelled, quadratic, small_network
 from torch import nn
 
 from normscope.learning_rate import prediction
-from normscope.learning_rate.last_layer import LastLayer, last_layer
-from normscope.learning_rate.last_layer_training import last_layer_limit
+from normscope.learning_rate.last_layer import LastLayer, last_layer, last_layer_limit
 from normscope.learning_rate.prediction import limit_after_one_step, predict_limit
 from normscope.learning_rate.sample_trials import SampleTrials
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule, rule_of

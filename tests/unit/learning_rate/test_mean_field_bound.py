@@ -6,7 +6,7 @@ from tests.unit.learning_rate.problems import labelled, small_network
 from torch import nn
 
 from normscope.errors import InputError, NoClosureError
-from normscope.learning_rate.theory import mean_field_bound
+from normscope.learning_rate.prediction import mean_field_bound
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.meanfield.softmax import softmax_curvature
 from normscope.problem import Problem, whole_loss
