@@ -190,7 +190,7 @@ Lion and a Muon it was 0.1 to 0.6, at those of NAdam, Adafactor, Adagrad and Ada
 SCHEDULE_STEPS = 10_000
 """Steps of a schedule in which its largest rate is looked for; the runs see the first 100."""
 
-# The prediction (prediction.py, sample_trials.py, trial_run.py, last_layer_training.py)
+# The prediction (prediction.py, sample_trials.py, trial_run.py, last_layer.py)
 
 TRIAL_STEPS = 25
 """Steps after which a rate counts as stable in a trial, each on a batch of its own (the dev cells
