@@ -18,7 +18,10 @@ from normscope.progress import Progress, ProgressCallback, ignore_progress
 
 STOPS = ("residual", "value")
 ROUNDING = 32.0  # units of rounding that hide an eigenvalue beside the largest
-VALUE_RESIDUAL = 20.0  # residual in tolerances from which error estimates of values are trusted
+# Residual in tolerances from which error estimates of values are trusted. On 116 matrices (fully
+# connected, VGG and ResNets, new weights) 10 takes 2 % more products than 20. With 20 the Fisher
+# matrix of a full-width ResNet-18 (ten close eigenvalues) ended 1.1 % short, with 10 0.04 %.
+VALUE_RESIDUAL = 10.0
 _BASIS_BYTES = 2**28  # memory for basis vectors, beyond which the basis is compressed
 _RANDOM_SHARE = 0.05  # random part of a start vector that is a guess
 _SMALL_RANDOM_SHARE = 0.01  # ... of one with a model, which changes the value by 1e-4

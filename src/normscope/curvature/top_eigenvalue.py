@@ -207,7 +207,7 @@ def top_eigenvalue(
             estimates, from a part of the data or from the eigenvalues found. Among close
             eigenvalues one that the start hardly touches may be missed, and the value be short by
             more than ``tol``; by far, if that is the vector of a few samples unlike all others.
-            (Gaps between values found are trusted only once the residual is below 20 ``tol``.)
+            (Gaps between values found are trusted only once the residual is below 10 ``tol``.)
         progress: called with a `SearchProgress` after each product on all data; True shows a bar,
             and so does None in a notebook or console.
         vectors: whether to compute the eigenvectors. If found among outputs, they take up to one
