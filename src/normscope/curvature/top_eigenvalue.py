@@ -194,7 +194,7 @@ def top_eigenvalue(
         mode: "train", "frozen", "eval" or "as_is".
         k: how many eigenvalues; of either end for "both".
         which: "largest" (algebraically), "smallest", "both" or "magnitude".
-        tol: on the relative residual.
+        tol: on the relative residual; with ``stop="value"`` on the estimated relative error.
         max_products: after how many matvecs to give up; None for 100 + 20 k.
         params: names of parameters or modules, or parameters; None for all that are trainable.
         seed: of dropout, noise, the data's order and the start.

@@ -89,7 +89,7 @@ def failure_below(found: Verification) -> str:
         return ""
     if found.known_failure < found.lowest_failure:
         return f"; a growing rate failed at {found.known_failure:.3g}"
-    return f"; one data order failed at {found.known_failure:.3g}"
+    return f"; a run failed at {found.known_failure:.3g}"
 
 
 def _range(low: float, high: float) -> str:
@@ -304,13 +304,13 @@ def limit_notes(found: Verification | None, effort: Effort) -> list[str]:
 
 
 def _shrinking_note(found: Verification) -> list[str]:
-    """Return from which rate on weight decay or a penalty ends the training, if one does."""
+    """Return the lowest rate run at which a penalty drove the weights to zero, if one did."""
     lowest = min((run.rate for run in found.runs if run.shrunk), default=None)
     if lowest is None:
         return []
     return [
-        f"From {lowest:.3g} on the penalty on the weights drove them to zero within {STEPS} steps: "
-        "stable, but nothing is learned; use less weight decay."
+        f"The penalty on the weights drove them to zero within {STEPS} steps at {lowest:.3g}, the "
+        "lowest such rate that was run: stable, but nothing is learned; use less weight decay."
     ]
 
 

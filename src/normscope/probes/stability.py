@@ -64,8 +64,8 @@ class Stability(Probe):
       L(theta) at s = critical_rate / eta; 0 if d does not lower the loss at any rate, as momentum
       and weight decay may make it in a stable training.
       ``critical_rate_error``: relative width of its enclosure; infinite if the loss is lower at
-      all rates tried, of which ``critical_rate`` is then the largest, or higher at all. NaN under
-      Adafactor once it replaces the rate by 1 / sqrt(step).
+      all rates tried, of which ``critical_rate`` is then the largest, or higher at all. Under
+      Adafactor ``critical_rate`` is NaN beyond 1 / sqrt(step), to which it limits the rate.
     - ``stability_distance``: critical_rate / eta. Below 1 this step raises the loss.
     - ``directional_sharpness``: d'Hd / d'd with the Hessian H, and ``directional_threshold``, -2
       g'd / d'd with the gradient g, above which the step raises a quadratic loss: 2 / eta for
@@ -187,6 +187,8 @@ class Stability(Probe):
             reason = "Adafactor limits the rate to 1 / sqrt(step), here {:.3g}, so that the step "
             reason += "does not follow the learning rate {:g}"
             values |= self.missing(_ALONG[:1], reason.format(step.limited_rate, step.rate))
+        elif step.limited_rate < float(values[_ALONG[0]]):
+            values[_ALONG[0]] = math.nan  # no step is as long
         if self.sharpness:
             values |= self._sharpness(context)
         if self.preconditioned_sharpness:

@@ -153,7 +153,7 @@ def test_single_order_that_failed_below_what_the_runs_enclose_is_told():
     )
     found = advice(verification=Verification(0.6, 0.7, runs, 1))
     assert found.interval == (0.5, 0.7)  # the failure of one order is in it
-    told = "on other batches perhaps 0.5 to 0.7; one data order failed at 0.5"
+    told = "on other batches perhaps 0.5 to 0.7; a run failed at 0.5"
     assert row(found, "limit")["remark"] == told
     same = replace(found, verification=Verification(0.5, 0.7, runs, 1))
     assert row(same, "limit")["remark"] == told
@@ -562,7 +562,7 @@ def test_ramp_that_failed_below_a_rate_that_held_is_named():
 def test_order_that_failed_at_the_largest_rate_that_held_is_named():
     runs = (ShortRun(0.7, 0, True, 20, 2.0), ShortRun(0.7, 1, False, 100, 1.0))
     found = advice(verification=Verification(0.7, math.inf, runs, 0))
-    assert lines(found)[1] == "above 0.7: a run held at 0.7; one data order failed at 0.7"
+    assert lines(found)[1] == "above 0.7: a run held at 0.7; a run failed at 0.7"
 
 
 def test_curvature_bound_at_the_end_of_the_interval_is_not_called_the_limit():
