@@ -440,7 +440,7 @@ def test_weight_decay_that_drives_the_network_to_zero_does_not_lower_the_limit()
     )
     assert not found.verification.collapsed_first
     assert found.limit == found.verification.onset > 1.0
-    assert "the penalty on the weights drove them to zero" in found.notes[0]
+    assert "penalty on the weights drove them to zero" in found.notes[0]
 
 
 @pytest.mark.parametrize(("momentum", "factor"), [(0.0, 1.5), (0.5, 4.0), (0.9, 4.0)])
