@@ -136,13 +136,19 @@ def test_two_scopes_in_two_threads_measure_as_one_after_the_other() -> None:
 
 
 def test_curvature_in_several_threads_is_that_of_one() -> None:
-    def eigenvalue(seed: int) -> float:
+    def problem(seed: int) -> tuple[nn.Module, str, tuple[torch.Tensor, torch.Tensor]]:
         generator = torch.Generator().manual_seed(seed)
         model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 2))
         for parameter in model.parameters():
             nn.init.normal_(parameter, generator=generator)
         data = torch.randn(8, 5, generator=generator), torch.tensor([0, 1] * 4)
-        return ns.curvature.top_eigenvalue(model, "cross_entropy", data, kind="hessian").value
+        return model, "cross_entropy", data
+
+    # built before the threads: nn.Linear draws from the generator that dropout uses
+    problems = [problem(seed) for seed in range(4)]
+
+    def eigenvalue(seed: int) -> float:
+        return ns.curvature.top_eigenvalue(*problems[seed], kind="hessian").value
 
     expected = [eigenvalue(seed) for seed in range(4)]
     found = [0.0] * 4
