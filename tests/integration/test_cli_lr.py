@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import math
 import re
 import sys
 from contextlib import contextmanager
@@ -32,13 +31,10 @@ def test_json_is_the_advice_of_the_library(capsys):
     model = build("fully_connected", input_shape=(1, 8, 8), width=6)
     options = {"batch_size": 32, "effort": "thorough"}
     expected = max_learning_rate(model, "cross_entropy", data, 0.9, **options).to_dict()
-    for name in ("curvature_bound", "limit", "recommended", "predicted", "interval"):
+    for name in ("curvature_bound", "limit", "recommended", "predicted", "verified", "interval"):
         assert found[name] == pytest.approx(expected[name])
-    low, high = expected["verified"]  # it collapses at the highest rates, and is unstable at none
-    assert math.isinf(high)
-    assert found["verified"] == [pytest.approx(low), None]
     assert (found["model"], found["data"], found["momentum"]) == ("fully_connected", "digits", 0.9)
-    assert found["verification_steps"] <= 1100
+    assert found["verification_steps"] <= 600
 
 
 def test_own_model_by_file_and_by_module_name(capsys, monkeypatch):

@@ -144,8 +144,8 @@ def max_learning_rate(
         seed: of the data order, dropout and noise.
         effort: "quick": a prediction and one bracket of it, about the time of 100 training steps;
             "default": that of about 400, with the choice of the recommended rate; "thorough": the
-            limit to 5 % on up to three data orders, confirmed on others, and a longer choice, up to
-            2100 steps.
+            limit to 5 % on up to three data orders if they agree, and a longer choice, up to 1600
+            steps.
         objective: what ``recommended`` is: "fastest", slightly below the rate with the lowest loss
             after 50 steps (200 with ``effort="thorough"``) and at most half the limit; or
             "half_limit". None: "fastest"; "half_limit" with ``verify=False``;
@@ -406,8 +406,7 @@ def _verify(
     is_near: bool,
 ) -> Verification:
     if effort.bisects:
-        steps = effort.limit_steps, is_near, effort.confirm_steps
-        return verify_limit(setup, guess, progress, *steps)
+        return verify_limit(setup, guess, progress, effort.limit_steps)
     is_quick = effort.name == "quick"
     last = 0 if is_quick else effort.choice_steps  # quick makes no choice
     found = bracket_limit(setup, guess, progress, effort.limit_steps, is_near, last)

@@ -315,9 +315,6 @@ def _shrinking_note(found: Verification) -> list[str]:
 
 
 def _open_notes(found: Verification, effort: Effort) -> list[str]:
-    if found.is_bisected and not found.is_confirmed:
-        end = "no rate held" if not found.ends[0] else f"others may fail at {found.limit:.3g}"
-        return [f"Not confirmed on further data orders, for want of steps: {end}."]
     longest = max((run.steps for run in found.all_runs), default=0)
     is_quick = effort.limit_steps < STEPS
     if longest >= STEPS or not (is_quick or math.isinf(found.ends[1])):

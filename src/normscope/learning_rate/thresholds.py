@@ -52,16 +52,6 @@ RAMP_RESTART = 6
 """A ramp that becomes unstable within so many steps started too high, and is repeated lower."""
 RAMP_FACTOR = 64.0
 """How much lower."""
-RAMP_FAR = 4.0
-"""A ramp that ends beyond this multiple of a prediction, `RAMP_DELAY` allowed for, has passed the
-limit: the search starts at `BRACKET_START` times the prediction (small convolutional networks with
-momentum 0.9, on which 600 steps ended before any rate held)."""
-CONFIRMING_ORDER = 3
-"""First data order on which the largest usable rate is confirmed; the search uses those before."""
-CONFIRMING_FACTOR = 1.3
-"""Ratio of two rates until one is confirmed; a higher rate that held before is tried first (small
-convolutional networks with momentum 0.9: 13 of 60 other data orders fail at the limit, 35 without
-confirming; 0 rates of 10 fail on five of six, 4 without)."""
 WIDENING = 1.6
 """Ratio of two rates until the limit is enclosed."""
 BRACKET_START = 2.0
@@ -141,7 +131,6 @@ class Effort:
         curvature_batches: batches on which the curvature is measured; 0: it is not.
         later_steps: steps after which it is measured again.
         limit_steps: training steps that may be spent on the limit.
-        confirm_steps: further steps to confirm it on other data orders.
         choice_steps: length of a trial that chooses the recommended rate.
         total_steps: training steps of the limit and of these trials together; two trials are made
             however many the limit took.
@@ -153,7 +142,6 @@ class Effort:
     curvature_batches: int
     later_steps: tuple[int, ...]
     limit_steps: int
-    confirm_steps: int = 0
     total_steps: int = 0
     choice_steps: int = 50
     final_steps: int = 0
@@ -170,8 +158,7 @@ EFFORTS = {
         curvature_batches=3,
         later_steps=(1, 4, 16),
         limit_steps=600,
-        confirm_steps=500,
-        total_steps=1500,
+        total_steps=1000,
         final_steps=200,
         bisects=True,
     ),

@@ -13,8 +13,6 @@ from normscope.learning_rate.thresholds import (
     BRACKET_FAILURES,
     BRACKET_START,
     BRACKET_WIDENING,
-    CONFIRMING_FACTOR,
-    CONFIRMING_ORDER,
     EFFORTS,
     FAILURE_MARGIN,
     FAR_FACTOR,
@@ -24,7 +22,6 @@ from normscope.learning_rate.thresholds import (
     ONE_ORDER_MARGIN,
     RAMP_DELAY,
     RAMP_FACTOR,
-    RAMP_FAR,
     RAMP_GROWTH,
     RAMP_RESTART,
     RAMP_START,
@@ -39,9 +36,7 @@ from normscope.text import Rendered, Table
 from normscope.training.optimizers import bind_optimizer
 
 BUDGET = EFFORTS["thorough"].limit_steps
-"""Gradients of all short runs of a search together."""
-CONFIRMING = EFFORTS["thorough"].confirm_steps
-"""Gradients of the runs on further data orders."""
+"""Gradients of all short runs together."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +50,6 @@ class Verification(Rendered):
         ramps: how many of them were ramps.
         margin: factor by which the ends of the interval may be off on other data orders.
         short_margin: factor by which a rate that held for fewer than 100 steps may be too high.
-        collapses: rates that were not unstable, but at which the network collapsed in most runs.
-        is_bisected: whether many runs bisected the limit; else few enclose it.
-        is_confirmed: whether the largest usable rate held on data orders that the search for it had
-            not used.
     """
 
     low: float
@@ -67,9 +58,6 @@ class Verification(Rendered):
     ramps: int
     margin: float = 1.0
     short_margin: float = SHORT_MARGIN
-    collapses: tuple[float, ...] = ()
-    is_bisected: bool = False
-    is_confirmed: bool = False
 
     @property
     def runs(self) -> tuple[ShortRun, ...]:
@@ -92,15 +80,16 @@ class Verification(Rendered):
 
         Its loss is then constant, hence stable by the definition, but nothing is learned.
         """
-        return min(self.collapses, default=math.inf) < self.high
+        return self.lowest_collapse < self.high
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The largest usable rate and the smallest unusable one: low and high without collapses."""
+        """The largest usable rate and the smallest unusable one, of those tried."""
         if not self.collapsed_first:
             return self.low, self.high
-        lowest = min(self.collapses)
-        return max((run.rate for run in self.runs if run.rate < lowest), default=0.0), lowest
+        usable = (run.rate for run in self.runs if not run.failed)
+        below = (rate for rate in usable if rate < self.lowest_collapse)
+        return max(below, default=0.0), self.lowest_collapse
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -117,13 +106,8 @@ class Verification(Rendered):
 
     @property
     def limit(self) -> float:
-        """The largest usable rate if the limit is bisected, else the geometric mean of the ends.
-
-        A bisected limit is a rate that was run, and that held on most of the data orders that ran
-        it. If no rate held, the limit is not known, and this is the lowest rate that failed.
-        """
-        low, high = self.ends
-        return low if self.is_bisected and low else _middle(low, high)
+        """The geometric mean of the ends: below `onset` if the network collapses first."""
+        return _middle(*self.ends)
 
     @property
     def lowest_failure(self) -> float:
@@ -184,8 +168,6 @@ def verify_limit(
     guess: float,
     progress: ProgressCallback = ignore_progress,
     budget: int = BUDGET,
-    is_near: bool = False,
-    confirming: int = CONFIRMING,
 ) -> Verification:
     """Find the stability limit by short training runs, after which the model is restored.
 
@@ -196,9 +178,6 @@ def verify_limit(
     single batch with a large loss. An unstable run ends at once, so that only stable ones cost 100
     steps.
 
-    A search for the largest rate that holds prefers rates that held by chance. The one found is
-    therefore run on two or three further data orders, and lowered until it holds on two of them.
-
     A network without normalization may also collapse, which is not unstable. It may be unstable at
     a lower rate all the same, so the search first goes down to a rate that holds, before it goes
     up. Where the network collapses below the limit, the rates around that are bisected last.
@@ -208,8 +187,6 @@ def verify_limit(
         guess: a learning rate near the limit.
         progress: receives an event before each run.
         budget: largest number of gradients.
-        is_near: whether the guess is a prediction of the limit.
-        confirming: further gradients for the runs on other data orders.
 
     Returns:
         The enclosing rates and all runs. If the budget ended before two data orders agreed on one
@@ -219,23 +196,16 @@ def verify_limit(
         StateError: if the losses of untrained batches differ by more than the limit of growth.
     """
     search = _Search(setup, budget, progress)
-    start = search.ramp(guess * RAMP_START) / RAMP_DELAY
-    if is_near and start > RAMP_FAR * guess:
-        start = BRACKET_START * guess
-    search.go_down(start)
+    end = search.ramp(guess * RAMP_START)
+    search.go_down(end / RAMP_DELAY)
     search.go_up()
     search.bisect({_Verdict.UNSTABLE})
-    search.bisect(_FAILURES)
-    search.budget += confirming
-    confirmed = search.confirm()
-    found = search.result()
-    is_decided = search.undecided.isdisjoint({found.low, found.high, *found.ends})
-    return replace(
-        found,
-        margin=1.0 if is_decided else ONE_ORDER_MARGIN,
-        is_bisected=True,
-        is_confirmed=confirmed,
-    )
+    search.bisect({_Verdict.UNSTABLE, _Verdict.COLLAPSED})
+    low, high = search.enclosing({_Verdict.UNSTABLE})
+    found = Verification(low, high, tuple(search.all_runs), search.ramps)
+    if search.undecided.isdisjoint({low, high, *found.ends}):
+        return found
+    return replace(found, margin=ONE_ORDER_MARGIN)
 
 
 def bracket_limit(
@@ -283,7 +253,9 @@ def bracket_limit(
     search.go_down(start)
     search.go_up()
     search.bisect({_Verdict.UNSTABLE}, WIDENING - 1 + 1e-9)
-    return replace(search.result(), margin=ONE_ORDER_MARGIN if setup.orders_differ else 1.0)
+    low, high = search.enclosing({_Verdict.UNSTABLE})
+    margin = ONE_ORDER_MARGIN if setup.orders_differ else 1.0
+    return Verification(low, high, tuple(search.all_runs), search.ramps, margin)
 
 
 def uses_second_moment(setup: TrainingSetup) -> bool:
@@ -297,9 +269,6 @@ class _Verdict(Enum):
     HELD = "held"
     COLLAPSED = "collapsed"
     UNSTABLE = "unstable"
-
-
-_FAILURES = {_Verdict.UNSTABLE, _Verdict.COLLAPSED}
 
 
 @dataclass
@@ -339,54 +308,27 @@ class _Search:
         return done.rate
 
     def judge(self, rate: float, least: int | None = None) -> _Verdict:
-        """Run on the first data orders until two of three agree."""
-        enough = self.orders if self.setup.orders_differ else 1
-        return self._vote(rate, 0, enough, self.least if least is None else least)
+        """Run until two of three data orders agree.
 
-    def _vote(self, rate: float, first: int, enough: int, least: int) -> _Verdict:
-        """Run on data orders from ``first`` on until enough of them agree.
-
-        A collapse is a failure, but does not show whether the run would be unstable: if orders
-        differ, the rate is unstable if at least as many runs were as held.
+        A collapse does not show whether the run would be unstable: if orders differ, those that
+        collapsed do not count.
         """
+        enough = self.orders if self.setup.orders_differ else 1
         unstable = held = collapsed = 0
-        while self.left >= least and max(unstable + collapsed, held) < enough:
-            done = self.run(rate, order=first + unstable + held + collapsed)
-            unstable, collapsed = unstable + done.unstable, collapsed + done.died
-            held += not done.failed
-        self.undecided.discard(rate)
-        if max(unstable + collapsed, held) < enough:
+        least = self.least if least is None else least
+        while self.left >= least and max(unstable, held + collapsed) < enough:
+            done = self.run(rate, order=unstable + held + collapsed)
+            if done.unstable:
+                unstable += 1
+            else:
+                held, collapsed = held + (not done.died), collapsed + done.died
+        if max(unstable, held + collapsed) < enough:
             self.undecided.add(rate)
         if unstable and unstable >= held:  # one each, or out of steps: be careful
             self.verdicts[rate] = _Verdict.UNSTABLE
         else:
-            is_usable = held > collapsed
-            self.verdicts[rate] = _Verdict.HELD if is_usable else _Verdict.COLLAPSED
+            self.verdicts[rate] = _Verdict.COLLAPSED if collapsed else _Verdict.HELD
         return self.verdicts[rate]
-
-    def confirm(self) -> bool:
-        """Lower the largest usable rate until it holds on data orders not used so far.
-
-        Returns:
-            Whether a rate did, or none has to: nothing failed, or all data orders are the same.
-        """
-        low, high = self.enclosing(_FAILURES)
-        if math.isinf(high) or not self.setup.orders_differ:
-            return True
-        rate = low or high / self._factor_below()
-        while self.left >= self.least:
-            found = self._vote(rate, CONFIRMING_ORDER, 2, self.least)
-            if found is _Verdict.HELD:
-                return rate not in self.undecided
-            factor = CONFIRMING_FACTOR if low else self._factor_below()
-            rate = max(self.enclosing(_FAILURES)[0], rate / factor)
-        return False
-
-    def result(self) -> Verification:
-        """Return the enclosing rates and all runs."""
-        low, high = self.enclosing({_Verdict.UNSTABLE})
-        collapses = (rate for rate, each in self.verdicts.items() if each is _Verdict.COLLAPSED)
-        return Verification(low, high, tuple(self.all_runs), self.ramps, collapses=tuple(collapses))
 
     def run(self, rate: float, order: int, steps: int = STEPS) -> ShortRun:
         """Run at a fixed rate on one data order; at 0 nothing is trained."""

@@ -274,9 +274,7 @@ def test_end_that_no_run_found_is_told():
 @pytest.mark.parametrize("died", [True, False])
 def test_death_of_the_net_is_told(died):
     runs = (ShortRun(0.7, 0, not died, 60, 1.0, died=died), ShortRun(0.6, 0, False, 100, 1.0))
-    collapses = (0.7,) if died else ()
-    high = 0.9 if died else 0.7
-    found = advice(verification=Verification(0.6, high, runs, 0, collapses=collapses))
+    found = advice(verification=Verification(0.6, 0.9 if died else 0.7, runs, 0))
     assert ("the network collapsed at 0.7: its output became the same" in found.explanation) is died
     assert ("at 0.6 it did not" in found.explanation) is died
     assert ("not at 0.7; 0.324 is recommended" in found.explanation) is not died
@@ -294,7 +292,7 @@ def test_limit_and_interval_end_below_where_the_net_dies():
         ShortRun(0.8, 0, False, 60, 1.0, died=True),
         ShortRun(0.9, 0, True, 9, 3.0),
     )
-    found = advice(verification=Verification(0.8, 0.9, runs, 0, collapses=(0.3, 0.8)))
+    found = advice(verification=Verification(0.8, 0.9, runs, 0))
     assert found.limit == pytest.approx(0.06**0.5)
     assert found.recommended == pytest.approx(0.06**0.5 / 2)
     assert found.interval == (0.2, 0.3)
@@ -302,8 +300,7 @@ def test_limit_and_interval_end_below_where_the_net_dies():
     assert found.to_dict()["died_at"] == 0.3
     assert "unstable from 0.9 on" in found.explanation
     assert "A run failed at 0.3 all the same: the network collapsed, and" in found.explanation
-    collapsed = Verification(0.8, math.inf, runs[1:3], 0, collapses=(0.3, 0.8))
-    endless = replace(found, verification=collapsed)
+    endless = replace(found, verification=Verification(0.8, math.inf, runs[1:3], 0))
     assert "so did it at every rate tried" in endless.explanation
     assert "was unstable at no rate tried" in endless.explanation
 
@@ -545,7 +542,7 @@ def test_answer_says_what_was_not_verified(found, limit, how):
 
 def test_answer_says_that_the_network_collapses():
     runs = (ShortRun(0.7, 0, False, 60, 1.0, died=True), ShortRun(0.6, 0, False, 100, 1.0))
-    shown = lines(advice(verification=Verification(0.6, 0.9, runs, 0, collapses=(0.7,))))
+    shown = lines(advice(verification=Verification(0.6, 0.9, runs, 0)))
     assert shown[1] == "0.648, below a collapse; perhaps 0.6 to 0.7"
 
 

@@ -422,15 +422,6 @@ def test_limit_that_no_full_run_supports_is_said_to_be_unverified(high, effort, 
     assert not notes or told in notes[0]
 
 
-@pytest.mark.parametrize(("low", "said"), [(0.2, "others may fail at 0.2"), (0.0, "no rate held")])
-def test_note_says_that_a_limit_was_not_confirmed(low, said):
-    failed = ShortRun(0.3, 0, True, 5, 3.0)
-    found = Verification(low, 0.3, (failed,), 0, is_bisected=True)
-    (note,) = limit_notes(found, EFFORTS["thorough"])
-    assert note == f"Not confirmed on further data orders, for want of steps: {said}."
-    assert not limit_notes(replace(found, is_confirmed=True, low=0.3), EFFORTS["thorough"])
-
-
 def test_weight_decay_that_drives_the_network_to_zero_does_not_lower_the_limit():
     data = ns.data.load("digits").train
     torch.manual_seed(0)

@@ -414,10 +414,7 @@ def test_optimizer_of_one_model_is_refused():
 def test_limits_that_no_runs_enclose_are_marked(compared):
     advice = compared["none"].advice
     dead = ShortRun(0.3, 0, False, 60, 1.0, died=True)
-    collapsed = Verification(0.3, math.inf, (dead,), 0, collapses=(0.3,))
-    held = tuple(run for run in advice.verification.all_runs if not run.failed)
-    open_end = replace(advice.verification, high=math.inf, all_runs=held, ramps=0)
-    endless = replace(advice, verification=open_end)
+    endless = replace(advice, verification=replace(advice.verification, high=math.inf))
     unstable = replace(advice, verification=replace(advice.verification, low=0.0))
     rows = [
         replace(compared["none"], norm=norm, advice=each)
@@ -426,7 +423,7 @@ def test_limits_that_no_runs_enclose_are_marked(compared):
             "batch": endless,
             "layer": unstable,
             "group": advice,
-            "l1": replace(advice, verification=collapsed),
+            "l1": replace(advice, verification=Verification(0.3, math.inf, (dead,), 0)),
         }.items()
     ]
     found = Comparison(tuple(rows), 40)
