@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -42,6 +43,8 @@ class Search:
         tolerance: relative width of the bracket at which the search ends.
         low: largest rate known to converge.
         high: smallest rate known to diverge.
+        trainings: number of outcomes so far.
+        widening: factor of the first step away from the start; later ones are larger.
 
     >>> search = Search(1.0)
     >>> while (rate := search.next_rate()) is not None:
@@ -55,6 +58,7 @@ class Search:
     low: float = 0.0
     high: float = math.inf
     trainings: int = 0
+    widening: float = 1.5
 
     def next_rate(self) -> float | None:
         """Return the rate to try; None: the search has ended."""
@@ -66,7 +70,7 @@ class Search:
         if not self.low and self.high == math.inf:
             return _round(self.start)
         # the theory is mostly within a factor of two: widen slowly, then faster
-        factor = 1.5 ** (2 ** max(0, self.trainings - 1))
+        factor = self.widening ** (2 ** max(0, self.trainings - 1))
         rate = self.low * factor if self.low else self.high / factor
         too_far = not self.start / _WIDEST <= rate <= self.start * _WIDEST
         return None if too_far else _round(rate)
@@ -78,6 +82,12 @@ class Search:
             self.high = min(self.high, rate)
         else:
             self.low = max(self.low, rate)
+
+    def repeated(self) -> Search:
+        """Return the search of another seed: it tries the ends of this one's bracket first."""
+        if math.isnan(self.critical):
+            return Search(self.start, self.tolerance)
+        return Search(self.low, self.tolerance, widening=self.high / self.low)
 
     @property
     def critical(self) -> float:
@@ -104,8 +114,9 @@ def boundary(
 ) -> xr.Dataset:
     """Find the critical learning rate for each gamma and seed, by bisection from the theory's rate.
 
-    Every training is a record of the store: an interrupted search resumes. All gammas and seeds
-    take their next step together, so that workers share the load.
+    Every training is a record of the store: an interrupted search resumes. The other seeds start
+    from the bracket of the first. All searches of a round run together, so that workers share the
+    load.
 
     Args:
         gammas: initial scales of the normalization.
@@ -135,16 +146,26 @@ def boundary(
     show = callback_of(progress)
     fixed, gammas, seeds = _plan(gammas, settings, seeds)
     theory = critical_rates(Training.of(fixed), gammas)
+    first, *others = seeds
     searches = {
-        (gamma, seed): Search(_start(column), tolerance)
+        (gamma, first): Search(_start(column), tolerance)
         for gamma, column in zip(gammas, theory.T, strict=True)
-        for seed in seeds
     }
+    rounds = itertools.count(1)
     with open_store(store) as kept, open_engine(engine, workers, threads, address) as opened:
         running = {"engine": opened, "threads": threads, "max_attempts": max_attempts}
-        number = 1
-        while _take_round(searches, fixed, kept, progress=_in_round(show, number), **running):
-            number += 1
+
+        def run_searches() -> None:
+            while _take_round(
+                searches, fixed, kept, progress=_in_round(show, next(rounds)), **running
+            ):
+                pass
+
+        run_searches()
+        searches |= {
+            (gamma, seed): searches[gamma, first].repeated() for gamma in gammas for seed in others
+        }
+        run_searches()
     found = _to_dataset(searches, gammas, seeds, theory)
     return found.assign_attrs(settings=json.dumps(fixed), tolerance=tolerance)
 

@@ -24,6 +24,20 @@ def test_search_brackets_the_limit_to_five_percent(limit, decades):
     assert search.trainings <= 14
 
 
+@given(st.floats(1e-3, 1e3), st.floats(0.3, 3.0))
+def test_repeated_search_starts_at_the_bracket(limit, ratio):
+    first = Search(1.0)
+    while (rate := first.next_rate()) is not None:
+        first.learn(rate, diverged=rate > limit)
+    again, other = first.repeated(), limit * ratio
+    while (rate := again.next_rate()) is not None:
+        again.learn(rate, diverged=rate > other)
+    assert again.low <= other <= again.high <= 1.05 * again.low * (1 + 1e-5)
+    if first.low <= other < first.high:
+        assert (again.low, again.high, again.trainings) == (first.low, first.high, 2)
+    assert again.trainings <= 12
+
+
 @pytest.mark.parametrize("ending", [True, False])
 def test_search_without_a_limit_gives_up(ending):
     search = Search(1.0)
