@@ -228,3 +228,47 @@ def test_sweep_says_from_where_on_the_advisor_calls_a_loss_unstable(capsys):
     main(["sweep", "--help"])
     said = " ".join(re.sub(r"[│|]", " ", capsys.readouterr().out).split())
     assert "unstable beyond 1.5 times (3 times for the squared error)" in said
+
+
+def groups_in(text):
+    """The options by heading."""
+    parts = re.split(r"^(\w[\w ]*):\n", text.partition("Example: ")[0], flags=re.MULTILINE)
+    found = {}
+    for heading, lines in zip(parts[1::2], parts[2::2], strict=True):
+        found[heading] = re.findall(r"^  (?:-\w, )*(-[-\w]+)", lines, re.MULTILINE)
+    return found
+
+
+GROUPED = {
+    "lr": ["Model and data", "Training", "Search", "Output"],
+    "compare": ["Model and data", "Comparison", "Training", "Output"],
+    "doctor": ["Model and data", "Training", "Checks", "Output"],
+    "curvature": ["Model and data", "Search", "Output"],
+    "landscape": ["Model and data", "Directions and grid", "Computation", "Output"],
+    "theory": ["Prediction", "Model and data", "Training", "Output"],
+    "check": ["Checks", "Model and data", "Output"],
+    "run": ["Experiment", "Output"],
+    "sweep": ["Experiment and grid", "Computation", "With status", "Output"],
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_long_help_groups_its_options_and_ends_with_the_output(name, capsys, monkeypatch):
+    found = groups_in(help_of([name], capsys, monkeypatch))
+    assert list(found) == ["Arguments", *GROUPED[name]]
+    assert all(found[heading] for heading in GROUPED[name])
+    assert {"--json", "--help"} <= set(found["Output"])
+    if "Model and data" in found:
+        assert {"--data", "--seed", "--batch-size"} <= set(found["Model and data"])
+
+
+@pytest.mark.parametrize("path", [["demo"], ["report"], ["list"], ["data", "fetch"]], ids=named)
+def test_short_help_is_one_list(path, capsys, monkeypatch):
+    found = groups_in(help_of(path, capsys, monkeypatch))
+    assert [heading for heading in found if heading != "Arguments"] == ["Options"]
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=named)
+def test_default_in_words_has_no_parentheses(path, capsys, monkeypatch):
+    text = help_of(path, capsys, monkeypatch)
+    assert not re.search(r"default:\s+\(", text)

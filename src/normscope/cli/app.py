@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import typer
@@ -15,13 +15,19 @@ Function = TypeVar("Function", bound=Callable[..., None])
 _EXAMPLE_WIDTH = 56  # with an indent and a backslash it fits into 60 columns
 _BRACES = re.compile(r"^\{(.*)\}(\.{3})?$")
 _TYPE = re.compile(r" <[\w\[\]|. ]+>$")
+OUTPUT = "Output"
+"""Heading of the options that say what is printed and written; `--help` is one of them."""
+
+_UNGROUPED = 8  # options at most that stay one list
+_OWN_GROUPS: dict[str, str] = {}  # heading of the options without a group, by command
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
 class Command(TyperCommand):
-    """A command whose help names arguments plainly.
+    """A command whose help names arguments plainly and groups its options.
 
-    Typer has ``{MODEL}`` in the usage and ``MODEL <str>`` in the list of arguments.
+    Typer has ``{MODEL}`` in the usage and ``MODEL <str>`` in the list of arguments, and groups
+    options only in boxes that rich draws.
     """
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -29,23 +35,37 @@ class Command(TyperCommand):
         return [_BRACES.sub(r"\1\2", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and the options."""
-        super().format_options(ctx, _WithoutTypes(formatter))  # type: ignore[arg-type]
+        """Write the arguments, and the options in groups, those of the output last."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for each in self.get_params(ctx):
+            if (record := each.get_help_record(ctx)) is not None:
+                rows.setdefault(self._group(each), []).append(_plain_record(each, *record))
+        for group in sorted(rows, key=lambda name: name == OUTPUT):
+            with formatter.section(group):
+                formatter.write_dl(rows[group])
+
+    def _group(self, parameter: Any) -> str:
+        """Return the heading of a parameter in the help."""
+        if parameter.param_type_name == "argument":
+            return "Arguments"
+        options = [each for each in self.params if each.param_type_name == "option"]
+        if len(options) <= _UNGROUPED:
+            return "Options"
+        if "--help" in parameter.opts:
+            return OUTPUT
+        own = _OWN_GROUPS.get(self.name or "", "Options")
+        return getattr(parameter, "rich_help_panel", None) or own
 
 
-class _WithoutTypes:
-    """A formatter that leaves out the types of arguments."""
+def _plain_record(parameter: Any, name: str, text: str) -> tuple[str, str]:
+    """Return a row of the help without the type of an argument, and a default in words as it is.
 
-    def __init__(self, formatter: Any) -> None:
-        self._formatter = formatter
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._formatter, name)
-
-    def write_dl(self, rows: Iterable[tuple[str, str]], *given: Any, **named: Any) -> None:
-        """Write names and descriptions in two columns."""
-        untyped = [(_TYPE.sub("", name), text) for name, text in rows]
-        self._formatter.write_dl(untyped, *given, **named)
+    Typer puts such a default into parentheses.
+    """
+    shown = parameter.show_default
+    if isinstance(shown, str):
+        text = text.replace(f"default: ({shown})", f"default: {shown}")
+    return _TYPE.sub("", name), text
 
 
 def format_example(example: str) -> str:
@@ -77,7 +97,11 @@ app = typer.Typer(
 
 
 def command(
-    name: str, summary: str = "", to: typer.Typer = app, cls: type[Command] = Command
+    name: str,
+    summary: str = "",
+    to: typer.Typer = app,
+    cls: type[Command] = Command,
+    own: str = "Options",
 ) -> Callable[[Function], Function]:
     """Add the decorated function as a command.
 
@@ -88,7 +112,9 @@ def command(
         summary: for the list of commands; by default the first line of the help.
         to: the application, or a group of it.
         cls: of the command.
+        own: heading, in the help, of the options that have no group.
     """
+    _OWN_GROUPS[name] = own
 
     def add(function: Function) -> Function:
         text, _, example = (inspect.getdoc(function) or "").partition("\n\nExample: ")

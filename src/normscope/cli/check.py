@@ -46,10 +46,10 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "preact_resnet18": ("stages.1.0.norm1", {"width": 0.05}),
 }
 SAMPLES = 32
-EveryRow = Annotated[bool, opt.flag("--all", _ALL)]
+EveryRow = Annotated[bool, opt.flag("--all", _ALL, group=opt.OUTPUT)]
 
 
-@command("check", "Check theorems on random cases, models or your layers.")
+@command("check", "Check theorems on random cases, models or your layers.", own="Checks")
 def check(
     model: opt.OptionalModel = None,
     model_option: opt.ModelOption = None,

@@ -45,7 +45,7 @@ counts the first steps, where curvature may be larger.
 growth: factor by which the squared gradient grows per layer, backwards."""
 
 
-@command("compare", "One model under several normalizations, side by side.")
+@command("compare", "One model under several normalizations, side by side.", own="Comparison")
 def compare(
     model: opt.Model,
     data: opt.Data,

@@ -41,7 +41,7 @@ _WHICHES = ("largest", "smallest", "both", "magnitude")
 _PRODUCTS = "Give up after this many matrix-vector products; each costs about two gradients."
 _LANCZOS = "Matrix-vector products for each random direction."
 Kind = Annotated[str, opt.option("KIND", _KIND, kind="kinds")]
-Batches = Annotated[int, opt.number("Batches to average over.", min=1)]
+Batches = Annotated[int, opt.number("Batches to average over.", min=1, group=opt.DATA)]
 Count = Annotated[int, opt.number("How many eigenvalues.", "-k", min=1)]
 Which = Annotated[str, opt.option("WHICH", _WHICH, choices=_WHICHES)]
 Tolerance = Annotated[float, opt.number("Stop at this relative residual.")]
@@ -53,7 +53,7 @@ Probes = Annotated[int, opt.number("Random directions that the spectrum averages
 LanczosSteps = Annotated[int, opt.number(_LANCZOS, min=1)]
 
 
-@command("curvature", "Eigenvalues and spectrum of a model's curvature.")
+@command("curvature", "Eigenvalues and spectrum of a model's curvature.", own="Search")
 def curvature(
     model: opt.Model,
     data: opt.Data,

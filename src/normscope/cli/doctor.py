@@ -25,23 +25,40 @@ if TYPE_CHECKING:
 _OPTIMIZER = "sgd, adam, adamw or rmsprop; checks its learning rate and weight decay."
 Optimizer = Annotated[
     str | None,
-    opt.option("NAME", _OPTIMIZER, "--optimizer", choices=opt.OPTIMIZERS, default="none"),
+    opt.option(
+        "NAME",
+        _OPTIMIZER,
+        "--optimizer",
+        choices=opt.OPTIMIZERS,
+        default="none",
+        group=opt.TRAINING,
+    ),
 ]
 Rate = Annotated[
-    float | None, opt.number("Learning rate of the optimizer.", "--lr", default="the optimizer's")
+    float | None,
+    opt.number(
+        "Learning rate of the optimizer.", "--lr", default="the optimizer's", group=opt.TRAINING
+    ),
 ]
-Decay = Annotated[float | None, opt.number("Weight decay of the optimizer.", min=0, default="its")]
+Decay = Annotated[
+    float | None,
+    opt.number("Weight decay of the optimizer.", min=0, default="its", group=opt.TRAINING),
+]
 Deep = Annotated[bool, opt.flag("--deep", "Make trial runs of up to 60 steps too.")]
-Strict = Annotated[bool, opt.flag("--strict", "Exit with 1 if a finding is above a note.")]
+Strict = Annotated[
+    bool, opt.flag("--strict", "Exit with 1 if a finding is above a note.", group=opt.OUTPUT)
+]
 Sarif = Annotated[
-    Path | None, opt.option("FILE", "Write the findings in SARIF, for code hosts.", "--sarif")
+    Path | None,
+    opt.option("FILE", "Write the findings in SARIF, for code hosts.", "--sarif", group=opt.OUTPUT),
 ]
 Page = Annotated[
-    Path | None, opt.option("FILE", "Write the findings as an HTML page.", "--out", "-o")
+    Path | None,
+    opt.option("FILE", "Write the findings as an HTML page.", "--out", "-o", group=opt.OUTPUT),
 ]
 
 
-@command("doctor", "Problems around normalization, with evidence and fixes.")
+@command("doctor", "Problems around normalization, with evidence and fixes.", own="Checks")
 def doctor(
     model: opt.Model,
     data: opt.Data,

@@ -56,28 +56,43 @@ Scaling = Annotated[
     str | None,
     opt.option("NAME", _SCALING, choices=_SCALINGS, default="filter if random, else none"),
 ]
-Mode = Annotated[str, opt.option("MODE", _MODE, choices=_MODES)]
+Mode = Annotated[str, opt.option("MODE", _MODE, choices=_MODES, group=opt.DATA)]
 Extent = Annotated[
     str | None, opt.option("RANGE", _EXTENT, default="1, or what covers the checkpoints")
 ]
 Points = Annotated[int, opt.number("Points of each axis.", min=3)]
 Refine = Annotated[float | None, opt.number(_REFINE, default="measure all points")]
 Weights = Annotated[
-    Path | None, opt.option("FILE", "A state dict to load as the centre.", default="the model's")
+    Path | None,
+    opt.option(
+        "FILE", "A state dict to load as the centre.", default="the model's", group=opt.DATA
+    ),
 ]
 Checkpoints = Annotated[list[Path] | None, opt.option("FILE", _CHECKPOINTS, "--checkpoint")]
 NoHessian = Annotated[bool, opt.flag("--no-hessian", "Leave out d'Hd of each direction.")]
-Batches = Annotated[int, opt.number("Batches to average over.", min=1)]
-StoreFile = Annotated[Path | None, opt.option("FILE", _STORE, "--store", default="memory")]
-Workers = Annotated[int, opt.number("Parts computed at the same time.", min=1)]
-Threads = Annotated[
-    int | None, opt.number("Threads of each worker.", min=1, default="all if there is one worker")
+Batches = Annotated[int, opt.number("Batches to average over.", min=1, group=opt.DATA)]
+StoreFile = Annotated[
+    Path | None, opt.option("FILE", _STORE, "--store", default="memory", group=opt.COMPUTATION)
 ]
-Kind = Annotated[str, opt.option("KIND", "Of the figure: contour or 3d.", choices=_KINDS)]
-Out = Annotated[list[Path] | None, opt.option("FILE", _OUT, "--out", "-o")]
+Workers = Annotated[
+    int, opt.number("Parts computed at the same time.", min=1, group=opt.COMPUTATION)
+]
+Threads = Annotated[
+    int | None,
+    opt.number(
+        "Threads of each worker.",
+        min=1,
+        default="all if there is one worker",
+        group=opt.COMPUTATION,
+    ),
+]
+Kind = Annotated[
+    str, opt.option("KIND", "Of the figure: contour or 3d.", choices=_KINDS, group=opt.OUTPUT)
+]
+Out = Annotated[list[Path] | None, opt.option("FILE", _OUT, "--out", "-o", group=opt.OUTPUT)]
 
 
-@command("landscape", "Loss surface around a model's weights.")
+@command("landscape", "Loss surface around a model's weights.", own="Directions and grid")
 def landscape(
     model: opt.Model,
     data: opt.Data,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     pass
 
 
-@command("lr", "How large a learning rate a model can take, and why.")
+@command("lr", "How large a learning rate a model can take, and why.", own="Search")
 def lr(
     model: opt.Model,
     data: opt.Data,

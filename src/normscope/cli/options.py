@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from normscope.cli.app import OUTPUT
 from normscope.cli.names import completion_of
 from normscope.errors import InputError
 from normscope.ranges import RANGE, number_range
@@ -17,6 +18,8 @@ from normscope.registry import unknown_name
 SCALES = ("quick", "small", "medium", "paper")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
 LARGEST_SEED = 2**62
+DATA, TRAINING, COMPUTATION = "Model and data", "Training", "Computation"
+"""Headings of options in the help of a command."""
 
 
 def option(metavar: str, text: str, *flags: str, **more: Any) -> Any:
@@ -36,13 +39,17 @@ def argument(metavar: str, text: str, **more: Any) -> Any:
     return typer.Argument(metavar=metavar, help=text, **_settings(**more))
 
 
-def flag(name: str, text: str) -> Any:
-    """Return the declaration of an option without a value."""
-    return typer.Option(name, help=text)
+def flag(name: str, text: str, group: str | None = None) -> Any:
+    """Return the declaration of an option without a value; its group is as in `_settings`."""
+    return typer.Option(name, help=text, rich_help_panel=group)
 
 
 def _settings(
-    choices: tuple[str, ...] = (), kind: str | None = None, default: str = "", **more: Any
+    choices: tuple[str, ...] = (),
+    kind: str | None = None,
+    default: str = "",
+    group: str | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     """Return the settings of a declaration.
 
@@ -50,10 +57,13 @@ def _settings(
         choices: words that a shell completes.
         kind: of registered names that a shell completes.
         default: what the help shows as the default, if it is not the value.
+        group: heading in the help; None for the one of the command's own options.
         **more: passed on to Typer.
     """
     if choices or kind:
         more["autocompletion"] = completion_of(*choices, kind=kind)
+    if group is not None:
+        more["rich_help_panel"] = group
     return {**more, "show_default": default} if default else more
 
 
@@ -103,31 +113,45 @@ OptionalModel = Annotated[
     str | None, argument(*_MODEL, kind="models", default="random cases and built-in models")
 ]
 ModelOption = Annotated[str | None, option(*_MODEL, "--model", "-m", kind="models", hidden=True)]
-Data = Annotated[str, option(*_DATA, "--data", "-d", kind="data")]
-DataOption = Annotated[str | None, option(*_DATA, "--data", "-d", kind="data")]
+Data = Annotated[str, option(*_DATA, "--data", "-d", kind="data", group=DATA)]
+DataOption = Annotated[str | None, option(*_DATA, "--data", "-d", kind="data", group=DATA)]
 InputData = Annotated[
-    str | None, option(*_INPUT_DATA, "--data", "-d", kind="data", default="iid normal inputs")
+    str | None,
+    option(*_INPUT_DATA, "--data", "-d", kind="data", default="iid normal inputs", group=DATA),
 ]
-Loss = Annotated[str, option(*_LOSS, kind="losses")]
-LossOfKind = Annotated[str, option(*_LOSS_OF_KIND, kind="losses")]
-LossOption = Annotated[str | None, option(*_LOSS, kind="losses", default="cross_entropy")]
+Loss = Annotated[str, option(*_LOSS, kind="losses", group=DATA)]
+LossOfKind = Annotated[str, option(*_LOSS_OF_KIND, kind="losses", group=DATA)]
+LossOption = Annotated[
+    str | None, option(*_LOSS, kind="losses", default="cross_entropy", group=DATA)
+]
 _NORM = "Normalization of a registered model; see normscope list norms."
-Norm = Annotated[str | None, option("NORM", _NORM, kind="norms", default="batch")]
+Norm = Annotated[str | None, option("NORM", _NORM, kind="norms", default="batch", group=DATA)]
 _OPTION = "An option of a registered model, such as width=100; may be repeated."
-ModelOptions = Annotated[list[str] | None, option("NAME=VALUE", _OPTION, "--option")]
-Momentum = Annotated[float, number("Heavy-ball momentum of SGD, below 1.", min=0)]
-Nesterov = Annotated[bool, flag("--nesterov", "Nesterov's momentum, with SGD.")]
+ModelOptions = Annotated[list[str] | None, option("NAME=VALUE", _OPTION, "--option", group=DATA)]
+Momentum = Annotated[float, number("Heavy-ball momentum of SGD, below 1.", min=0, group=TRAINING)]
+Nesterov = Annotated[bool, flag("--nesterov", "Nesterov's momentum, with SGD.", group=TRAINING)]
 WeightDecay = Annotated[
-    float | None, number("Weight decay of the optimizer.", min=0, default="0; 0.01 with adamw")
+    float | None,
+    number(
+        "Weight decay of the optimizer.", min=0, default="0, or 0.01 with adamw", group=TRAINING
+    ),
 ]
 OptimizerName = Annotated[
-    str, option("NAME", "sgd, adam, adamw or rmsprop.", "--optimizer", choices=OPTIMIZERS)
+    str,
+    option(
+        "NAME", "sgd, adam, adamw or rmsprop.", "--optimizer", choices=OPTIMIZERS, group=TRAINING
+    ),
 ]
-BatchSize = Annotated[int | None, number("Samples in a batch.", min=1, default=_BATCH_DEFAULT)]
+BatchSize = Annotated[
+    int | None, number("Samples in a batch.", min=1, default=_BATCH_DEFAULT, group=DATA)
+]
 ClipNorm = Annotated[
-    float | None, number("Clip gradients to this norm in the short runs.", default="not clipped")
+    float | None,
+    number("Clip gradients to this norm in the short runs.", default="not clipped", group=TRAINING),
 ]
-Accumulate = Annotated[int, number("Accumulate this many batches for one step.", min=1)]
+Accumulate = Annotated[
+    int, number("Accumulate this many batches for one step.", min=1, group=TRAINING)
+]
 EFFORTS = ("quick", "default", "thorough")
 OBJECTIVES = ("fastest", "half_limit")
 EffortName = Annotated[
@@ -150,11 +174,13 @@ Objective = Annotated[
         "less (a tenth with momentum)",
     ),
 ]
-Explain = Annotated[bool, flag("--explain", "Print every number and its source.")]
+Explain = Annotated[bool, flag("--explain", "Print every number and its source.", group=OUTPUT)]
 NoVerify = Annotated[
     bool, flag("--no-verify", "Predict the limit only, without the short runs that verify it.")
 ]
-Device = Annotated[str | None, option(*_DEVICE, choices=_DEVICES, default="where the model is")]
+Device = Annotated[
+    str | None, option(*_DEVICE, choices=_DEVICES, default="where the model is", group=DATA)
+]
 ExperimentDevice = Annotated[str, option(*_DEVICE, "--device", choices=_DEVICES)]
 MODES = ("train", "frozen", "eval", "as_is")
 _MODE = (
@@ -162,9 +188,9 @@ _MODE = (
     "frozen (the batch's, as constants), eval (the running ones) or as_is (each layer by its own "
     "training flag)."
 )
-Mode = Annotated[str, option("MODE", _MODE, choices=MODES)]
+Mode = Annotated[str, option("MODE", _MODE, choices=MODES, group=DATA)]
 _SEED = "Seed of weights, choice of samples, dropout and start vectors."
-Seed = Annotated[int, number(_SEED, callback=_check_seed)]
+Seed = Annotated[int, number(_SEED, callback=_check_seed, group=DATA)]
 FirstSeed = Annotated[int | None, number("First seed.", default="0", callback=_check_seed)]
 _SCALE = (
     "quick (seconds), small (minutes, real data), medium (hours: the paper's steps on narrower "
@@ -176,11 +202,19 @@ EmbeddedScale = Annotated[str, option("SCALE", _EMBEDDED_SCALE, "--scale", choic
 _SETTING = "Change a setting of the scale; may be repeated."
 Settings = Annotated[list[str] | None, option("NAME=VALUE", _SETTING, "--set")]
 _ENGINE = "local (this machine), ray or dask (a cluster)."
-EngineName = Annotated[str, option("ENGINE", _ENGINE, "--engine", kind="engines")]
-Address = Annotated[str | None, option("ADDRESS", "Address of a running Ray or Dask cluster.")]
-Figure = Annotated[Path | None, option("FIGURE", "Draw a figure into this file.", "--out", "-o")]
-Folder = Annotated[Path, option("FOLDER", "Write the files into this folder.", "--out", "-o")]
-Json = Annotated[bool, flag("--json", "Print strict JSON on stdout.")]
+EngineName = Annotated[
+    str, option("ENGINE", _ENGINE, "--engine", kind="engines", group=COMPUTATION)
+]
+Address = Annotated[
+    str | None, option("ADDRESS", "Address of a running Ray or Dask cluster.", group=COMPUTATION)
+]
+Figure = Annotated[
+    Path | None, option("FIGURE", "Draw a figure into this file.", "--out", "-o", group=OUTPUT)
+]
+Folder = Annotated[
+    Path, option("FOLDER", "Write the files into this folder.", "--out", "-o", group=OUTPUT)
+]
+Json = Annotated[bool, flag("--json", "Print strict JSON on stdout.", group=OUTPUT)]
 
 
 def named_values(texts: Iterable[str]) -> dict[str, Any]:

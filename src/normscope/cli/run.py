@@ -23,16 +23,19 @@ if TYPE_CHECKING:
 _NAME = "Such as santurkar2018/figure4; see normscope list experiments."
 Name = Annotated[str, opt.argument("EXPERIMENT", _NAME, kind="experiments")]
 Label = Annotated[
-    str | None, opt.option("TEXT", "Name of this result in its files and reports.", "--name")
+    str | None,
+    opt.option("TEXT", "Name of this result in its files and reports.", "--name", group=opt.OUTPUT),
 ]
 _STORED = (
     "Run no training; judge by those that FOLDER/runs.sqlite has, also while another run adds."
 )
 Stored = Annotated[bool, opt.flag("--stored", _STORED)]
-Strict = Annotated[bool, opt.flag("--strict", "Exit with 1 if a claim does not hold.")]
+Strict = Annotated[
+    bool, opt.flag("--strict", "Exit with 1 if a claim does not hold.", group=opt.OUTPUT)
+]
 
 
-@command("run", "Reproduce a figure of a paper and judge its claims.")
+@command("run", "Reproduce a figure of a paper and judge its claims.", own="Experiment")
 def run(
     experiment: Name,
     scale: opt.Scale = "quick",

@@ -46,21 +46,24 @@ _BOUNDARY = (
     "For phase_diagram: instead of a grid, bisect for the learning rate at which training "
     "diverges, to 5 %."
 )
-_FOLLOW = "With status: repeat every two seconds until the sweep has ended."
-_FIGURE = "With status: draw the cells that are finished."
+_FOLLOW = "Repeat every two seconds until the sweep has ended."
+_STATUS_GROUP = "With status"
+_FIGURE = "Draw the cells that are finished."
 Name = Annotated[str, opt.argument("NAME", _NAME, choices=(DIAGRAM, STATUS), kind="experiments")]
 File = Annotated[Path | None, opt.argument("FILE", "With status: the file of a sweep.")]
 StatusFile = Annotated[Path, opt.argument("FILE", "The file of a sweep.")]
 Settings = Annotated[list[str] | None, opt.option("NAME=VALUES", _SETTING, "--set")]
 Seeds = Annotated[int, opt.number("Repetitions of every cell, each with its own seed.", min=1)]
-Out = Annotated[Path, opt.option("FILE", _OUT, "--out", "-o")]
-Workers = Annotated[int, opt.number("Cells computed in parallel.", min=1)]
-Threads = Annotated[int, opt.number("Threads of each worker.", min=1)]
-Attempts = Annotated[int, opt.number(_ATTEMPTS, min=1)]
-DryRun = Annotated[bool, opt.flag("--dry-run", "Only count cells and estimate the time.")]
+Out = Annotated[Path, opt.option("FILE", _OUT, "--out", "-o", group=opt.OUTPUT)]
+Workers = Annotated[int, opt.number("Cells computed in parallel.", min=1, group=opt.COMPUTATION)]
+Threads = Annotated[int, opt.number("Threads of each worker.", min=1, group=opt.COMPUTATION)]
+Attempts = Annotated[int, opt.number(_ATTEMPTS, min=1, group=opt.COMPUTATION)]
+DryRun = Annotated[
+    bool, opt.flag("--dry-run", "Only count cells and estimate the time.", group=opt.COMPUTATION)
+]
 Boundary = Annotated[bool, opt.flag("--boundary", _BOUNDARY)]
-Follow = Annotated[bool, opt.flag("--follow", _FOLLOW)]
-Figure = Annotated[Path | None, opt.option("FILE", _FIGURE, "--figure")]
+Follow = Annotated[bool, opt.flag("--follow", _FOLLOW, group=_STATUS_GROUP)]
+Figure = Annotated[Path | None, opt.option("FILE", _FIGURE, "--figure", group=_STATUS_GROUP)]
 
 _SHORT = {"lr": "learning_rate"}
 
@@ -76,7 +79,12 @@ class SweepCommand(Command):
         return super().parse_args(ctx, args)
 
 
-@command("sweep", "Phase diagrams and other sweeps: resumable, parallel.", cls=SweepCommand)
+@command(
+    "sweep",
+    "Phase diagrams and other sweeps: resumable, parallel.",
+    cls=SweepCommand,
+    own="Experiment and grid",
+)
 def sweep(
     name: Name,
     file: File = None,

@@ -45,15 +45,18 @@ _SHAPE_DEFAULT = "those of the data or the model"
 _PARAMETERS = "weights (as in the paper) or all (biases, scales and shifts too)."
 Gamma = Annotated[str | None, opt.option("VALUES", _GAMMA, default="the model's own")]
 Closure = Annotated[str, opt.option("CLOSURE", _CLOSURE, choices=_CLOSURES)]
-InputShape = Annotated[str | None, opt.option("SIZES", _SHAPE, default=_SHAPE_DEFAULT)]
+InputShape = Annotated[
+    str | None, opt.option("SIZES", _SHAPE, default=_SHAPE_DEFAULT, group=opt.DATA)
+]
 Parameters = Annotated[str, opt.option("WHICH", _PARAMETERS, choices=("weights", "all"))]
 TheoryBatchSize = Annotated[
-    int | None, opt.number("Samples in a batch.", "--batch-size", min=1, default="256")
+    int | None,
+    opt.number("Samples in a batch.", "--batch-size", min=1, default="256", group=opt.DATA),
 ]
-Plot = Annotated[bool, opt.flag("--plot", "Draw a figure into theory.svg.")]
+Plot = Annotated[bool, opt.flag("--plot", "Draw a figure into theory.svg.", group=opt.OUTPUT)]
 
 
-@command("theory", "Predict the largest eigenvalue by mean-field theory.")
+@command("theory", "Predict the largest eigenvalue by mean-field theory.", own="Prediction")
 def theory(
     model: opt.Model,
     gamma: Gamma = None,
