@@ -204,10 +204,10 @@ class Lines:
         self._last, self._printed_stage = now, self._event.stage
         if sys.stderr is None:  # closed: print would write to stdout
             return
-        line = f"{self._label}: {self._event}".removesuffix(": ")
+        known = str(self._event) or "working"  # before the first event
         times = ", ".join(filter(None, (f"{seconds:.0f} s", str(self._left))))
         with suppress(OSError):  # a closed pipe must not end the work
-            print(f"{line} ({times})", file=sys.stderr, flush=True)
+            print(f"{self._label}: {known} ({times})", file=sys.stderr, flush=True)
 
     def _print_regularly(self) -> None:
         """Print lines while no event comes."""

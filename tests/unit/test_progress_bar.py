@@ -80,7 +80,7 @@ def test_log_continues_while_no_event_comes(capsys, monkeypatch):
     monkeypatch.setattr(progress_bar, "_SILENT", 0.1)
     with show_progress("reading"):
         time.sleep(0.8)
-    assert re.fullmatch(r"reading \(\d s\)\n", capsys.readouterr().err)
+    assert re.fullmatch(r"reading: working \(\d s\)\n", capsys.readouterr().err)
 
 
 def test_closed_pipe_does_not_end_the_work(monkeypatch):

@@ -91,9 +91,9 @@ class BatchSizeEffect(Rendered):
             The axes drawn on.
         """
         from normscope.plots.axes import logarithmic_axis
-        from normscope.plots.style import new_figure
+        from normscope.plots.style import new_axes
 
-        ax = new_figure().subplots() if ax is None else ax
+        ax = new_axes(ax)
         errors = [result.residual * abs(result.value) for result in self.results]
         ax.errorbar(self.batch_sizes, self.values, yerr=errors, fmt="o-", capsize=3)
         logarithmic_axis(ax, "x", base=2)

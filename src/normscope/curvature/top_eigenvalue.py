@@ -133,9 +133,9 @@ class TopEigenvalue(Rendered):
         Returns:
             The axes drawn on.
         """
-        from normscope.plots.style import new_figure
+        from normscope.plots.style import new_axes
 
-        ax = new_figure().subplots() if ax is None else ax
+        ax = new_axes(ax)
         ranks = range(1, len(self.values) + 1)
         errors = (self.residuals * self.values.abs()).tolist()
         ax.errorbar(ranks, self.values.tolist(), yerr=errors, fmt="o", capsize=3)

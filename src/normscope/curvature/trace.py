@@ -119,9 +119,9 @@ class Trace(Rendered):
         Returns:
             The axes drawn on.
         """
-        from normscope.plots.style import new_figure
+        from normscope.plots.style import new_axes
 
-        ax = new_figure().subplots() if ax is None else ax
+        ax = new_axes(ax)
         single = (self.estimate.captured + self.estimate.remainders).tolist()
         ax.plot(range(1, len(single) + 1), single, "o")
         ax.axhline(self.value)
