@@ -19,7 +19,7 @@ from normscope.plots.names import display_settings, name_of
 from normscope.plots.style import CLOSURE_DASHES, INK, legend_entries, named_legend, new_figure
 from normscope.results.record import training_settings
 
-_LABELS = {"sigma_w": r"spread of the weights $\sigma_w$"}
+_LABELS = {"gamma": r"$\gamma$", "sigma_w": r"spread of the weights $\sigma_w$"}
 _UNNAMED = ("none", "own")  # the name of a model's own normalization is not known
 _SPAN = 100.0  # largest over lowest loss of the colour scale
 _LETTERS, _MOST_LETTERS = 17.5, 105  # of the settings: per inch, and per line
@@ -41,7 +41,7 @@ def phase_diagram(
     Args:
         results: as ``normscope.sweeps.phase_diagram`` returns it: ``test_loss`` and ``diverged``
             (setting, learning_rate, seed) and ``critical_learning_rate`` (closure, setting). With
-            ``boundary_low`` and ``boundary_high`` (boundary_gamma, boundary_seed) the brackets of
+            ``boundary_low`` and ``boundary_high`` (boundary_SETTING, boundary_seed) the brackets of
             a bisection are drawn too.
         axes: to draw on; None for a new figure.
         with_settings: whether a new figure has the settings written on it, if the results have
@@ -63,7 +63,7 @@ def phase_diagram(
         _draw_theory(axes, results["critical_learning_rate"], setting)
         _label_lines_outside(axes)
     if "boundary_low" in results:
-        _draw_boundary(axes, results)
+        _draw_boundary(axes, results, setting)
     axes.set(xlabel=r"learning rate $\eta$", ylabel=_vertical_label(results, setting))
     entries = legend_entries(axes)
     if figure is not None and entries:
@@ -102,7 +102,7 @@ def boundary(results: xr.Dataset, axes: Axes | None = None) -> Axes:
 
     Args:
         results: as ``normscope.sweeps.boundary`` returns it: ``critical_learning_rate``, ``low``
-            and ``high`` (gamma, seed) and ``theory`` (closure, gamma).
+            and ``high`` (gamma, seed) and ``theory`` (closure, gamma), or of another setting.
         axes: to draw on; None for a new figure with the settings written on it.
 
     Returns:
@@ -112,7 +112,8 @@ def boundary(results: xr.Dataset, axes: Axes | None = None) -> Axes:
         figure = new_figure(width=6.4, height=4.8)
         axes = figure.subplots()
         _write_settings(figure, results)
-    results = results.sortby("gamma")
+    setting = str(results["critical_learning_rate"].dims[0])
+    results = results.sortby(setting)
     for index, seed in enumerate(results["seed"].values):
         one = results.sel(seed=seed)
         middle = one["critical_learning_rate"].values
@@ -120,11 +121,12 @@ def boundary(results: xr.Dataset, axes: Axes | None = None) -> Axes:
         spread = np.where(np.isfinite(spread), spread, 0.0)
         label = "measured" if index == 0 else None
         axes.errorbar(
-            middle, one["gamma"], xerr=spread, fmt="o", ms=4, color="#333333", label=label
+            middle, one[setting], xerr=spread, fmt="o", ms=4, color="#333333", label=label
         )
-    _draw_theory(axes, results["theory"], "gamma")
+    _draw_theory(axes, results["theory"], setting)
     logarithmic_axis(axes, "x")
-    axes.set(xlabel=r"critical learning rate $\eta_*$", ylabel=r"$\gamma$")
+    label = _LABELS.get(setting, setting.replace("_", " "))
+    axes.set(xlabel=r"critical learning rate $\eta_*$", ylabel=label)
     axes.legend(frameon=False)
     return axes
 
@@ -215,18 +217,18 @@ def _draw_theory(axes: Axes, rates: xr.DataArray, setting: str) -> None:
         axes.plot(half, half[setting], "-", color=_THEORY_COLOUR, lw=0.7, label=label)
 
 
-def _draw_boundary(axes: Axes, results: xr.Dataset) -> None:
+def _draw_boundary(axes: Axes, results: xr.Dataset, setting: str) -> None:
     """Draw boundaries found by bisection: the lowest of the seeds, with all brackets' ends."""
     low, high = (
         results[f"boundary_{end}"].transpose(..., "boundary_seed") for end in ("low", "high")
     )
-    gammas = results["boundary_gamma"].values
+    values = results[f"boundary_{setting}"].values
     middle = np.sqrt(low.min("boundary_seed").values * high.min("boundary_seed").values)
     known = np.isfinite(middle) & (middle > 0)
     ends = np.stack([low.min("boundary_seed").values, high.max("boundary_seed").values])
     reach = np.abs(ends - middle)[:, known]
     style: dict[str, Any] = {"fmt": "o-", "ms": 4, "color": "black", "label": "measured, bisected"}
-    axes.errorbar(middle[known], gammas[known], xerr=reach, **style)
+    axes.errorbar(middle[known], values[known], xerr=reach, **style)
 
 
 def _label_lines_outside(axes: Axes) -> None:

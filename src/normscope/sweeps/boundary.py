@@ -15,7 +15,6 @@ import xarray as xr
 
 from normscope.errors import InputError
 from normscope.interrupts import interrupt_safe
-from normscope.meanfield import CLOSURES
 from normscope.progress import Progress, ProgressCallback, ProgressOption, callback_of
 from normscope.progress_bar import shows_progress
 from normscope.results import Store
@@ -23,12 +22,13 @@ from normscope.sweeps.cell import has_diverged, train_unit
 from normscope.sweeps.diagram import Diagram, refuse_settings, seed_list
 from normscope.sweeps.engines import open_engine
 from normscope.sweeps.run import open_store, sweep
-from normscope.sweeps.settings import Training, value_list
-from normscope.sweeps.theory import critical_rates
+from normscope.sweeps.settings import value_list
+from normscope.sweeps.theory import critical_lines
 from normscope.sweeps.work import Cell, Unit, Work
 
 # Not the records of a phase diagram: a small net trained alone differs by rounding from a group.
 SEARCH = Work("phase_boundary", train_unit, revision=1, diverged=has_diverged)
+GAMMA, RATE = "gamma", "learning_rate"
 TOLERANCE = 0.05
 LEAST_TOLERANCE = 1e-5  # rates have six digits
 _WIDEST = 1e8  # the search ends without a bracket beyond this factor from its start
@@ -101,6 +101,7 @@ class Search:
 def boundary(
     gammas: Sequence[float],
     *,
+    setting: str = GAMMA,
     seeds: int | Sequence[int] = 1,
     tolerance: float = TOLERANCE,
     store: Store | str | os.PathLike[str] | None = None,
@@ -119,7 +120,8 @@ def boundary(
     load.
 
     Args:
-        gammas: initial scales of the normalization.
+        gammas: initial scales of the normalization, or the values of another setting.
+        setting: the name of that setting, such as ``sigma_w2``.
         seeds: the number of repetitions, or their seeds.
         tolerance: relative width of the bracket at the end, at least 0.00001.
         store: of the trainings: a store, or the path of its file; None: in memory.
@@ -134,22 +136,24 @@ def boundary(
 
     Returns:
         ``critical_learning_rate``, ``low``, ``high``, ``trainings`` (gamma, seed) and ``theory``
-        (closure, gamma); NaN where no bracket was found.
+        (closure, gamma); NaN where no bracket was found. The dimension gamma has the name of the
+        setting.
 
     Raises:
-        InputError: if the tolerance is too small or infinite.
+        InputError: if the tolerance is too small or infinite, or a setting is invalid.
     """
     if not LEAST_TOLERANCE <= tolerance < math.inf:
         raise InputError(
             f"tolerance must be at least {LEAST_TOLERANCE:g} and finite, got {tolerance}."
         )
     show = callback_of(progress)
-    fixed, gammas, seeds = _plan(gammas, settings, seeds)
-    theory = critical_rates(Training.of(fixed), gammas)
-    first, *others = seeds
+    plan = _plan(setting, gammas, settings, seeds)
+    fixed = {name: x for name, x in plan.settings.items() if name not in (setting, RATE)}
+    theory = critical_lines(fixed, plan.axes)
+    values, (first, *others) = plan.axes[setting], plan.seeds
     searches = {
-        (gamma, first): Search(_start(column), tolerance)
-        for gamma, column in zip(gammas, theory.T, strict=True)
+        (value, first): Search(_start(rates), tolerance)
+        for value, rates in zip(values, theory.values.T, strict=True)
     }
     rounds = itertools.count(1)
     with open_store(store) as kept, open_engine(engine, workers, threads, address) as opened:
@@ -157,32 +161,32 @@ def boundary(
 
         def run_searches() -> None:
             while _take_round(
-                searches, fixed, kept, progress=_in_round(show, next(rounds)), **running
+                searches, setting, fixed, kept, progress=_in_round(show, next(rounds)), **running
             ):
                 pass
 
         run_searches()
         searches |= {
-            (gamma, seed): searches[gamma, first].repeated() for gamma in gammas for seed in others
+            (value, seed): searches[value, first].repeated() for value in values for seed in others
         }
         run_searches()
-    found = _to_dataset(searches, gammas, seeds, theory)
+    found = _to_dataset(searches, plan, setting, theory)
     return found.assign_attrs(settings=json.dumps(fixed), tolerance=tolerance)
 
 
 def _plan(
-    gammas: Sequence[float], settings: Mapping[str, Any], seeds: int | Sequence[int]
-) -> tuple[dict[str, Any], list[float], list[int]]:
-    """Return all settings but the two that vary, the gammas and the seeds, checked."""
-    refuse_settings(
-        settings, gamma="give its values as gammas", learning_rate="it is what is searched for"
-    )
-    plan = Diagram(
-        {"gamma": value_list("gammas", gammas)}, settings, seed_list(seeds)
-    )  # checks all
-    searched = ("gamma", "learning_rate")
-    fixed = {name: value for name, value in plan.settings.items() if name not in searched}
-    return fixed, plan.axes["gamma"], plan.seeds
+    setting: str,
+    values: Sequence[float],
+    settings: Mapping[str, Any],
+    seeds: int | Sequence[int],
+) -> Diagram:
+    """Return the plan of the trainings without their learning rates, checked."""
+    name = "gammas" if setting == GAMMA else setting
+    if setting == RATE:
+        raise InputError(f"setting must not be {RATE}: it is what is searched for.")
+    remedies = {setting: f"give its values as {name}", RATE: "it is what is searched for"}
+    refuse_settings(settings, **remedies)
+    return Diagram({setting: value_list(name, values)}, settings, seed_list(seeds))
 
 
 def _in_round(progress: ProgressCallback, number: int) -> ProgressCallback:
@@ -196,14 +200,15 @@ def _in_round(progress: ProgressCallback, number: int) -> ProgressCallback:
 
 def _take_round(
     searches: dict[tuple[float, int], Search],
+    setting: str,
     settings: dict[str, Any],
     store: Store,
     **running: Any,
 ) -> bool:
     """Train at the next rate of every search that has not ended; return whether there was one."""
     cells = {
-        (gamma, seed): Cell({**settings, "gamma": gamma, "learning_rate": rate}, seed)
-        for (gamma, seed), search in searches.items()
+        (value, seed): Cell({**settings, setting: value, RATE: rate}, seed)
+        for (value, seed), search in searches.items()
         if (rate := search.next_rate()) is not None
     }
     if not cells:
@@ -211,9 +216,9 @@ def _take_round(
     report = sweep(SEARCH, [Unit((cell,)) for cell in cells.values()], store, **running)
     if report.failures:
         raise InputError(f"a training of the search failed: {report.failures[0].error}")
-    for gamma_and_seed, cell in cells.items():
+    for value_and_seed, cell in cells.items():
         diverged = SEARCH.diverged(store.get(SEARCH.key(cell)).dataset)
-        searches[gamma_and_seed].learn(cell.parameters["learning_rate"], diverged)
+        searches[value_and_seed].learn(cell.parameters[RATE], diverged)
     return True
 
 
@@ -229,14 +234,13 @@ def _round(rate: float) -> float:
 
 
 def _to_dataset(
-    searches: dict[tuple[float, int], Search],
-    gammas: list[float],
-    seeds: list[int],
-    theory: np.ndarray,
+    searches: Mapping[tuple[float, int], Search], plan: Diagram, setting: str, theory: xr.DataArray
 ) -> xr.Dataset:
+    values, seeds = plan.axes[setting], plan.seeds
+
     def column(name: str) -> tuple[tuple[str, str], list[list[float]]]:
-        values = [[getattr(searches[g, s], name) for s in seeds] for g in gammas]
-        return ("gamma", "seed"), values
+        found = [[getattr(searches[value, seed], name) for seed in seeds] for value in values]
+        return (setting, "seed"), found
 
     return xr.Dataset(
         {
@@ -244,7 +248,7 @@ def _to_dataset(
             "low": column("low"),
             "high": column("high"),
             "trainings": column("trainings"),
-            "theory": (("closure", "gamma"), theory),
+            "theory": (("closure", setting), theory.values),
         },
-        coords={"gamma": gammas, "seed": seeds, "closure": list(CLOSURES)},
+        coords={setting: values, "seed": seeds, "closure": theory["closure"].values},
     )

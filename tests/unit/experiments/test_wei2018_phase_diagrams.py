@@ -117,7 +117,7 @@ def test_best_rate_is_judged_by_the_median_and_the_worst_is_told():
     [
         ([5.0, 0.5, 0.05], True),
         ([5.0, 5.0, 0.05], True),
-        ([0.5, 0.5, 0.5], False),  # flat: nothing falls
+        ([0.5, 0.5, 0.5], None),  # flat: what falls is less than a bracket
         ([0.5, 5.0, 0.05], False),
         ([0.05, 0.5, 5.0], False),
         ([5.0, 0.5, 50.0], None),  # two rows have a boundary
@@ -129,6 +129,7 @@ def test_larger_weights_must_lower_the_boundary(limits, holds):
     assert claim.text.startswith("the larger the initial weights")
     assert claim.holds is holds
     assert holds is None or "grid step 1.00 decades" in claim.measured
+    assert (holds is None) == bool(claim.resolve)
 
 
 def curves(losses):
@@ -284,6 +285,21 @@ def test_figure_three_is_over_the_weights_deviation():
     theory = result.dataset["critical_learning_rate"].sel(loss="squared_error", closure="train")
     assert float(theory[0]) > float(theory[1])  # larger weights, larger curvature
     result.figure()
+
+
+def test_figure_three_searches_the_boundary_over_the_weights_deviation():
+    grid = {"deviations": (0.7, 2.0), "learning_rates": (1e-4, 100.0), "width": 16}
+    search = {"boundary_deviations": (0.7, 1.2, 2.0), "boundary_seeds": 1, "tolerance": 0.3}
+    result = run("wei2018/figure3", epochs=1.0, losses=("squared_error",), **grid, **search)
+    low, high = (result.dataset[f"boundary_{end}"].squeeze() for end in ("low", "high"))
+    assert low["boundary_sigma_w"].values.tolist() == [0.7, 1.2, 2.0]
+    assert (high / low).values == pytest.approx([1.15] * 3, abs=0.15)
+    assert result.dataset["boundary_theory"].dims == ("loss", "closure", "boundary_sigma_w")
+    *_, falling = result.claims
+    assert falling.holds is True
+    assert "0 rises in 3 rows, bisected" in falling.measured
+    (panel, *_) = result.figure().axes
+    assert "measured, bisected" in [str(each.get_label()) for each in panel.containers]
 
 
 def test_figure_four_has_a_curve_for_each_gamma():

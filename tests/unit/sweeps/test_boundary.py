@@ -67,6 +67,21 @@ def test_boundary_needs_a_fifth_of_the_grid_s_trainings():
     assert np.isfinite(found["theory"].sel(closure="train")).all()
 
 
+def test_boundary_over_another_setting():
+    """Larger weights have a larger curvature and a smaller limit; the trainings are the same."""
+    network = {"norm": "none", **SMALL}
+    with Store(":memory:") as store:
+        found = boundary([0.5, 4.0], setting="sigma_w2", store=store, seeds=2, **network)
+        trainings = len(store.select())
+        alone = boundary([1.0], sigma_w2=4.0, store=store, seeds=2, **network)
+        assert len(store.select()) == trainings
+    assert found["low"].dims == ("sigma_w2", "seed")
+    assert found["theory"].dims == ("closure", "sigma_w2")
+    assert (found["high"].isel(sigma_w2=1) < found["low"].isel(sigma_w2=0)).all()
+    for name in ("low", "high"):
+        np.testing.assert_array_equal(alone[name].values[0], found[name].sel(sigma_w2=4.0))
+
+
 def test_boundary_that_was_interrupted_goes_on():
     def stop(event):
         raise KeyboardInterrupt
@@ -109,6 +124,9 @@ def test_records_are_not_those_of_a_diagram():
     [
         ({"learning_rate": 0.1}, "what is searched for"),
         ({"gamma": 1.0}, "give its values as gammas"),
+        ({"setting": "sigma_w2", "sigma_w2": 1.0}, "give its values as sigma_w2"),
+        ({"setting": "learning_rate"}, "setting must not be learning_rate"),
+        ({"setting": "sigma"}, "unknown option 'sigma'"),
         ({"gammas": 1.0}, "gammas needs values in a list"),
         ({"gammas": []}, "gamma needs values"),
         ({"gammas": [1, 1.0]}, "each of them once"),

@@ -147,7 +147,7 @@ def panel(
         return found
     searches = seed_list(boundary_seeds, seed)
     running["tolerance"] = tolerance
-    searched = bisected(boundary_gammas, settings, losses, searches, store, **running)
+    searched = bisected("gamma", boundary_gammas, settings, losses, searches, store, **running)
     return found.merge(searched)
 
 

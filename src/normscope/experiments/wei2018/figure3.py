@@ -11,17 +11,19 @@ import xarray as xr
 
 from normscope.experiments.recipe import experiment
 from normscope.experiments.wei2018.phase_diagram import (
+    FINER,
     agreement,
+    bisected,
     both_losses,
-    falls,
+    brackets,
     nearest_half,
     panels,
     resolution,
 )
 from normscope.plots.phase_diagram import phase_diagrams
 from normscope.progress import ProgressCallback
-from normscope.report.diagrams import grid_boundary
 from normscope.results import Claim, Store
+from normscope.sweeps.diagram import seed_list
 
 _STATEMENT = (
     "The predicted maximal learning rate of the vanilla network, over the variance of its weights, "
@@ -40,23 +42,33 @@ def _claims(results: xr.Dataset) -> list[Claim]:
     source = "wei2018, Figure 3"
     claims = [*agreement(results, source, _STATEMENT)]
     claims += [replace(each, origin="beyond the paper") for each in nearest_half(results, source)]
-    for loss, panel in panels(results):
-        limits = grid_boundary(panel).dropna("sigma_w").sortby("sigma_w")
-        more: dict[str, Any] = {
-            "statement": f"{_TEXT.capitalize()}.",
-            "rule": _RULE,
-            "origin": "beyond the paper",
-        }
-        text = f"{_TEXT} ({loss})"
-        if limits.size < 3:
-            measured = f"{limits.size} of {panel.sizes['sigma_w']} rows have a boundary"
-            claims.append(Claim(text, source, measured, None, resolve="three such rows", **more))
-            continue
-        ends = " to ".join(f"{float(x):.3g} at {float(x['sigma_w']):.3g}" for x in limits[[0, -1]])
-        rises = int((limits.diff("sigma_w") > 0).sum())
-        measured = f"{ends}, {rises} rises in {limits.size} rows, {resolution(panel)}"
-        claims.append(Claim(text, source, measured, falls(limits), **more))
+    claims += [_falling(loss, panel, source) for loss, panel in panels(results)]
     return claims
+
+
+def _falling(loss: str, panel: xr.Dataset, source: str) -> Claim:
+    """Whether the boundary falls with the deviation of the weights."""
+    bracket, _ = brackets(panel)
+    (row,) = bracket.dims
+    bracket = bracket.dropna(row).sortby(row)
+    low, high, middle = bracket["low"], bracket["high"], (bracket["low"] * bracket["high"]) ** 0.5
+    measured, decided = f"{low.size} rows have a boundary", None
+    if low.size >= 3:
+        ends = " to ".join(f"{float(x):.3g} at {float(x[row]):.3g}" for x in middle[[0, -1]])
+        rises = int((middle.diff(row) > 0).sum())
+        measured = f"{ends}, {rises} rises in {low.size} rows, {resolution(panel)}"
+        is_lower = bool(high[-1] <= low[0]) and not rises
+        decided = False if (low.values[1:] >= high.values[:-1]).any() else is_lower or None
+    return Claim(
+        f"{_TEXT} ({loss})",
+        source,
+        measured,
+        decided,
+        statement=f"{_TEXT.capitalize()}.",
+        rule=_RULE,
+        origin="beyond the paper",
+        resolve="" if decided is not None else f"three rows with a boundary; {FINER}",
+    )
 
 
 @experiment(
@@ -77,12 +89,13 @@ def _claims(results: xr.Dataset) -> list[Claim]:
         "small": {},
         "medium": {
             "deviations": (0.5, 1.1, 1.7, 3.0),
-            "learning_rates": tuple(np.geomspace(1e-5, 1, 27).tolist()),
+            "learning_rates": tuple(np.geomspace(1e-5, 1, 8).tolist()),
             "losses": ("squared_error",),
             "epochs": 5.0,
             "samples": None,
             "test_samples": None,
             "seeds": 1,
+            "boundary_deviations": (0.5, 1.1, 1.7, 3.0),
         },
         "paper": {
             "deviations": tuple(np.linspace(0.5, 3, 30).tolist()),
@@ -107,6 +120,9 @@ def figure3(
     batch_size: int = 128,
     momentum: float = 0.9,
     seeds: int = 2,
+    boundary_deviations: Sequence[float] = (),
+    boundary_seeds: int = 3,
+    tolerance: float = 0.05,
     workers: int = 2,
     seed: int = 0,
     store: Store,
@@ -129,13 +145,17 @@ def figure3(
         batch_size: samples per step.
         momentum: heavy-ball momentum.
         seeds: trainings of each cell.
+        boundary_deviations: where the boundary is searched by bisection; none: it is the grid's.
+        boundary_seeds: searches at each of them.
+        tolerance: relative width of a bracket at which a search ends.
         workers: trainings at the same time, one thread each.
         seed: first seed; the others follow it.
         store: keeps each training.
         progress: receives an event as trainings end.
 
     Returns:
-        As Figure 2, with ``sigma_w`` instead of gamma.
+        As Figure 2, with ``sigma_w`` instead of gamma and ``boundary_sigma_w`` instead of
+        ``boundary_gamma``.
     """
     settings = {
         "model": "fully_connected",
@@ -148,8 +168,19 @@ def figure3(
         "batch_size": batch_size,
         "momentum": momentum,
     }
-    variances = [float(f"{deviation**2:.12g}") for deviation in deviations]
-    axes = {"sigma_w2": variances, "learning_rate": list(learning_rates)}
-    running = {"workers": workers, "progress": progress}
+    axes = {"sigma_w2": _variances(deviations), "learning_rate": list(learning_rates)}
+    running: dict[str, Any] = {"workers": workers, "progress": progress}
     found = both_losses(axes, settings, losses, seeds, seed, store, **running)
-    return found.rename(sigma_w2="sigma_w").assign_coords(sigma_w=list(deviations))
+    found = found.rename(sigma_w2="sigma_w").assign_coords(sigma_w=list(deviations))
+    if not boundary_deviations:
+        return found
+    running["tolerance"] = tolerance
+    values, searches = _variances(boundary_deviations), seed_list(boundary_seeds, seed)
+    searched = bisected("sigma_w2", values, settings, losses, searches, store, **running)
+    searched = searched.rename(boundary_sigma_w2="boundary_sigma_w")
+    return found.merge(searched.assign_coords(boundary_sigma_w=list(boundary_deviations)))
+
+
+def _variances(deviations: Sequence[float]) -> list[float]:
+    """Return squares to twelve digits."""
+    return [float(f"{deviation**2:.12g}") for deviation in deviations]

@@ -78,7 +78,8 @@ def both_losses(
 
 
 def bisected(
-    gammas: Sequence[float],
+    setting: str,
+    values: Sequence[float],
     settings: Mapping[str, Any],
     losses: Sequence[str],
     seeds: Sequence[int],
@@ -88,7 +89,8 @@ def bisected(
     """The boundary of each loss by bisection, under names that a diagram does not have.
 
     Args:
-        gammas: initial scales of the normalization.
+        setting: the name of the setting over which the boundary is searched, such as gamma.
+        values: of this setting.
         settings: of the trainings.
         losses: registered losses.
         seeds: of the trainings.
@@ -96,16 +98,14 @@ def bisected(
         **running: tolerance, workers, threads and progress.
 
     Returns:
-        ``boundary_low`` and ``boundary_high`` (loss, boundary_gamma, boundary_seed), the brackets,
-        and ``boundary_theory`` (loss, closure, boundary_gamma).
+        ``boundary_low`` and ``boundary_high`` (loss, boundary_SETTING, boundary_seed), the
+        brackets, and ``boundary_theory`` (loss, closure, boundary_SETTING).
     """
-    found = [
-        boundary(gammas, seeds=seeds, store=store, **running, **{**settings, "loss": loss})
-        for loss in losses
-    ]
+    running |= {"setting": setting, "seeds": seeds, "store": store}
+    found = [boundary(values, **running, **{**settings, "loss": loss}) for loss in losses]
     together = xr.concat(found, xr.Variable("loss", list(losses)), combine_attrs="drop")
     names = {"low": "boundary_low", "high": "boundary_high", "theory": "boundary_theory"}
-    dimensions = {"gamma": "boundary_gamma", "seed": "boundary_seed"}
+    dimensions = {name: f"boundary_{name}" for name in (setting, "seed")}
     return together[list(names)].rename({**names, **dimensions})
 
 
@@ -325,12 +325,6 @@ def rank_interval(rank: float, count: int) -> tuple[float, float]:
     reach = 1.96 * 1.03 / np.sqrt(count - 3)
     middle = np.arctanh(rank)
     return float(np.tanh(middle - reach)), float(np.tanh(middle + reach))
-
-
-def falls(limits: xr.DataArray) -> bool:
-    """Whether values fall from the first to the last and rise nowhere in between."""
-    steps = np.diff(limits.values)
-    return bool((steps <= 0).all() and limits.values[-1] < limits.values[0])
 
 
 def _row(panel: xr.Dataset) -> str:
