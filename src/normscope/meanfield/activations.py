@@ -197,8 +197,7 @@ def activation(choice: str | Activation | Callable[[Array], Array]) -> Activatio
 
     Args:
         choice: relu, leaky_relu, linear, erf, tanh, gelu, silu, sigmoid, hardswish; an
-            Activation; or a
-            smooth function of arrays.
+            Activation; or a smooth function of arrays.
 
     Returns:
         The activation.
@@ -233,7 +232,7 @@ class Nonlinearity(Operation):
         std = np.sqrt(field.variance)
         kernel = self.function.product(*_pairs(field.mean, std), _correlation(field, std))
         mean = self.function.mean(field.mean, std)
-        return replace(field, mean=mean, kernel=kernel, gathered=None, gaussian=False)
+        return field.mixed(mean=mean, kernel=kernel)
 
     def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
         """Return the gradients at its input."""
@@ -263,7 +262,7 @@ class Dropout(Operation):
 
     def apply(self, field: Field, setting: Setting) -> Field:
         """Return the order parameters of its output."""
-        return replace(field, kernel=self._dropped(field.kernel), gathered=None, gaussian=False)
+        return field.mixed(kernel=self._dropped(field.kernel))
 
     def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
         """Return the gradients at its input."""

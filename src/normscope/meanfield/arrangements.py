@@ -11,7 +11,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.meanfield.field import Field, Operation, Setting, Signal
+from normscope.meanfield.field import (
+    Field,
+    Operation,
+    Setting,
+    Signal,
+    representatives,
+)
 from normscope.meanfield.integrals import Array
 
 Indices = NDArray[np.intp]
@@ -70,10 +76,7 @@ class Merge(Operation):
     patterns: Indices = field(repr=False)
     positions: tuple[int, ...]
 
-    @property
-    def needs_positions(self) -> bool:
-        """Whether it weights positions differently."""
-        return True
+    needs_positions = True  # whether it weights positions differently
 
     def apply(self, field: Field, setting: Setting) -> Field:
         """Return the order parameters of its output."""
@@ -132,23 +135,13 @@ class PositionMeans(Operation):
     groups: Indices = field(repr=False)
     positions: tuple[int, ...]
 
-    @property
-    def needs_positions(self) -> bool:
-        """The mean of a map depends on the correlation of its positions."""
-        return True
+    needs_positions = True  # the mean of a map depends on the correlation of its positions
 
     def apply(self, field: Field, setting: Setting) -> Field:
         """Return the order parameters of its output."""
         field, matrix = field.expanded(), self._matrix(field.count)
         mean, kernel = field.mean @ matrix.T, matrix @ field.kernel @ matrix.T
-        return replace(
-            field,
-            positions=self.positions,
-            mean=mean,
-            kernel=kernel,
-            gathered=None,
-            gaussian=False,
-        )
+        return field.mixed(positions=self.positions, mean=mean, kernel=kernel)
 
     def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
         """Return the gradients at its input."""
@@ -185,10 +178,7 @@ class Constant(Operation):
         held, count = field.kernel.shape[-1], len(self.mean)
         if count in (1, held):
             return self.mean, self.second
-        own = float(np.trace(self.second)) / count
-        other = (float(self.second.sum()) - own * count) / max(count * (count - 1), 1)
-        second = np.array([[own, other], [other, own]])
-        return np.full(2, self.mean.mean()), second
+        return np.full(2, self.mean.mean()), representatives(self.second)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import numpy as np
 from normscope.errors import InputError, NoClosureError
 from normscope.meanfield.activations import Nonlinearity
 from normscope.meanfield.attention import Attention
-from normscope.meanfield.field import PAIR, SAME, Field, Weighted
+from normscope.meanfield.field import PAIR, Field, Weighted
 from normscope.meanfield.graph import INPUT, MEASURE, Graph
 from normscope.meanfield.integrals import Array
 from normscope.meanfield.norms import Norm
@@ -148,6 +148,6 @@ def _shift(weights: Weighted, source: Field | None, output: Field, start: Field)
         squared = start.row_means(start.kernel[:, PAIR]).mean(-1)
     else:
         squared = np.square(source.mean.mean(-1))
-    second = np.diagonal(output.kernel[:, SAME], axis1=-2, axis2=-1).mean(-1)
+    second = output.second.mean(-1)
     shifts = (weights.fan_in * weights.weight_mean) ** 2 * squared
     return float(np.max(shifts / np.maximum(second, 1e-300)))

@@ -16,7 +16,7 @@ carry the gradients.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -48,10 +48,7 @@ class Attention(Combination):
     scale: float
     width: int
 
-    @property
-    def needs_positions(self) -> bool:
-        """The mean of tokens depends on their correlation."""
-        return True
+    needs_positions = True  # the mean of tokens depends on their correlation
 
     def apply(self, fields: Sequence[Field], setting: Setting) -> Field:
         """Return the order parameters of its output."""
@@ -59,14 +56,7 @@ class Attention(Combination):
         w = self.weights
         kernel = w @ value.kernel @ w.T
         kernel = kernel + self._kappa * query.kernel * _contracted(w, key.kernel, value.kernel)
-        return replace(
-            value,
-            positions=query.positions,
-            mean=value.mean @ w.T,
-            kernel=kernel,
-            gathered=None,
-            gaussian=False,
-        )
+        return value.mixed(positions=query.positions, mean=value.mean @ w.T, kernel=kernel)
 
     def pull_back(
         self, signal: Signal, fields: Sequence[Field], which: int, output: Field, setting: Setting
@@ -86,11 +76,9 @@ class Attention(Combination):
     def logit_variance(self, query: Field, key: Field) -> float:
         """Return the largest variance of a token's logits over the tokens that it attends to."""
         w = self.weights
-        own = np.diagonal(query.expanded().kernel[:, SAME], axis1=-2, axis2=-1)
-        keys = key.expanded().kernel[:, SAME]
-        second = np.diagonal(keys, axis1=-2, axis2=-1) @ w.T
-        spread = second - np.einsum("ac,scd,ad->sa", w, keys, w, optimize=True)
-        return float((self._kappa * own * spread).max())
+        query, key = query.expanded(), key.expanded()
+        means = np.einsum("ac,scd,ad->sa", w, key.kernel[:, SAME], w, optimize=True)
+        return float((self._kappa * query.second * (key.second @ w.T - means)).max())
 
     @property
     def _kappa(self) -> float:

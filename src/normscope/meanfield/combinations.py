@@ -39,13 +39,7 @@ class Product(Combination):
     def apply(self, fields: Sequence[Field], setting: Setting) -> Field:
         """Return the order parameters of its output."""
         first, second = _alike(fields)
-        return replace(
-            first,
-            mean=first.mean * second.mean,
-            kernel=first.kernel * second.kernel,
-            gathered=None,
-            gaussian=False,
-        )
+        return first.mixed(mean=first.mean * second.mean, kernel=first.kernel * second.kernel)
 
     def pull_back(
         self, signal: Signal, fields: Sequence[Field], which: int, output: Field, setting: Setting
@@ -71,13 +65,10 @@ class Concatenation(Combination):
         if len({each.positions for each in parts}) > 1:
             sizes = [each.positions for each in parts]
             raise ShapeError(f"maps to be concatenated must have one size, got {sizes}.")
-        return replace(
-            parts[0],
+        return parts[0].mixed(
             channels=sum(each.channels for each in parts),
             mean=_mean_over_channels([each.mean for each in parts], parts),
             kernel=_mean_over_channels([each.kernel for each in parts], parts),
-            gathered=None,
-            gaussian=False,
         )
 
     def pull_back(

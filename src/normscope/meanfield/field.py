@@ -13,6 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -50,10 +51,14 @@ class Field:
         return math.prod(self.positions)
 
     @property
+    def second(self) -> Array:
+        """Mean square at each position held, (settings, held)."""
+        return np.diagonal(self.kernel[:, SAME], axis1=-2, axis2=-1)
+
+    @property
     def variance(self) -> Array:
         """Variance over units and inputs at each position held, (settings, held)."""
-        second = np.diagonal(self.kernel[:, SAME], axis1=-2, axis2=-1)
-        return np.asarray(np.maximum(second - np.square(self.mean), 0.0))
+        return np.asarray(np.maximum(self.second - np.square(self.mean), 0.0))
 
     @property
     def shares(self) -> Array:
@@ -63,6 +68,10 @@ class Field:
     def row_means(self, kernel: Array) -> Array:
         """Return the mean of a kernel over its second position."""
         return np.asarray((kernel * self.shares).sum(-1))
+
+    def mixed(self, **changes: Any) -> Field:
+        """Return a field with these changes, whose units are neither normal nor sums of inputs."""
+        return replace(self, gathered=None, gaussian=False, **changes)
 
     def expanded(self) -> Field:
         """Return the same field, resolved."""
@@ -142,6 +151,29 @@ def _collapsed(kernel: Array) -> Array:
     different = kernel.sum((-2, -1)) / 2 - same
     rows = [np.stack([same, different], -1), np.stack([different, same], -1)]
     return np.stack(rows, -2)
+
+
+def representatives(matrix: Array) -> Array:
+    """Return the means of a matrix on and off the diagonal, at two representative positions."""
+    count = len(matrix)
+    own = float(np.trace(matrix)) / count
+    other = (float(matrix.sum()) - own * count) / max(count * (count - 1), 1)
+    return np.array([[own, other], [other, own]])
+
+
+def spread_sums(kernel: Array, share: Array | float) -> Array:
+    """Return sums over a map of like positions from those over windows.
+
+    Args:
+        kernel: sums over windows, at two representative ones.
+        share: of the sums over equal windows that goes to equal positions; the total stays.
+
+    Returns:
+        The sums at two representative positions.
+    """
+    same = kernel[..., :1, :1] * share
+    different = kernel.sum((-2, -1), keepdims=True) / 2 - same
+    return np.where(np.eye(2, dtype=bool), same, different)
 
 
 def _spread_out(kernel: Array, count: int) -> Array:

@@ -34,8 +34,8 @@ from normscope.meanfield.assumptions import check_weight_means, logit_variances
 from normscope.meanfield.field import PAIR, SAME, Field, Setting, Signal, Weighted
 from normscope.meanfield.graph import INPUT, Graph, Input
 from normscope.meanfield.integrals import Array
-from normscope.meanfield.max_pooling import MaxPool
 from normscope.meanfield.norms import Norm
+from normscope.meanfield.pooling import MaxPool
 from normscope.meanfield.prediction import LayerRow, row_of
 
 _TRACY_WIDOM_MEAN = 1.2065  # of the orthogonal ensemble, below the edge
@@ -97,7 +97,7 @@ def estimate(
     Raises:
         InputError: if no weights lead to the output.
     """
-    start = data.field(setting.resolve)
+    start = data.field(setting)
     fields = graph.forward(start, setting)
     check_weight_means(graph, start, fields)
     flow = _Flow(graph, start, fields, graph.backward(start, fields, setting), setting)

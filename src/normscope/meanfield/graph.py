@@ -19,7 +19,6 @@ from normscope.meanfield.activations import activation as activation_of
 from normscope.meanfield.arrangements import ChannelPart
 from normscope.meanfield.combinations import Addition, Product
 from normscope.meanfield.field import (
-    LARGEST_RESOLVED_MAP,
     Combination,
     Field,
     Operation,
@@ -27,6 +26,7 @@ from normscope.meanfield.field import (
     Signal,
     Weighted,
     combined,
+    representatives,
 )
 from normscope.meanfield.integrals import Array
 from normscope.meanfield.norms import BatchNorm, Norm, SampleNorm
@@ -74,16 +74,16 @@ class Input:
         """Number of positions."""
         return int(np.prod(self.shape[1:]))
 
-    def field(self, resolve: bool) -> Field:
+    def field(self, setting: Setting) -> Field:
         """Return the order parameters, resolved or for positions that are all alike."""
-        resolved = self.count == 1 or (resolve and self.count <= LARGEST_RESOLVED_MAP)
+        resolved = setting.resolves(self.count)
         held = self.count if resolved else 2
-        planes = [
-            np.eye(held) if self.same is None else _held(self.same, held),
-            np.zeros((held, held)) if self.pair is None else _held(self.pair, held),
-        ]
+        same = np.eye(held) if self.same is None else self.same
+        pair = np.zeros((held, held)) if self.pair is None else self.pair
+        if held == 2:
+            same, pair = representatives(same), representatives(pair)
         mean = np.zeros((1, held))  # over channels, whose signs do not matter to random weights
-        return Field(self.shape[0], self.shape[1:], resolved, mean, np.stack(planes)[None])
+        return Field(self.shape[0], self.shape[1:], resolved, mean, np.stack([same, pair])[None])
 
 
 @dataclass(frozen=True)
@@ -245,16 +245,6 @@ class Graph:
                 channels = operation.chosen if channels is None else None
             open_ += [(source, channels) for source in self.nodes[at].inputs]
         return found
-
-
-def _held(matrix: Array, held: int) -> Array:
-    """Return a matrix over positions, or its mean on and off the diagonal."""
-    count = len(matrix)
-    if count == held and held != 2:
-        return matrix
-    own = float(np.trace(matrix)) / count
-    other = (float(matrix.sum()) - own * count) / max(count * (count - 1), 1)
-    return np.array([[own, other], [other, own]]) if held == 2 else matrix
 
 
 Choice = str | Activation | Callable[[Array], Array]

@@ -185,7 +185,7 @@ class TokenNorm(Norm):
 
     def _scales(self, field: Field) -> Array:
         """Return the factor at each position, (settings, held)."""
-        second = np.diagonal(field.kernel[:, SAME], axis1=-2, axis2=-1)
+        second = field.second
         variance = second - np.square(field.mean) if self.centred else second
         gamma = np.reshape(np.asarray(self.gamma, dtype=float), (-1, 1))
         return np.asarray(gamma / np.sqrt(np.maximum(variance, 1e-300) + self.eps))
@@ -193,8 +193,7 @@ class TokenNorm(Norm):
 
 def batch_variance(field: Field) -> Array:
     """Return the variance over data and positions that BatchNorm divides by, (settings,)."""
-    second = np.diagonal(field.kernel[:, SAME], axis1=-2, axis2=-1).mean(-1)
-    return np.asarray(second - field.row_means(field.kernel[:, PAIR]).mean(-1))
+    return np.asarray(field.second.mean(-1) - field.row_means(field.kernel[:, PAIR]).mean(-1))
 
 
 def variance_growth(field: Field, batch_size: float) -> Array:
@@ -264,8 +263,7 @@ def _kept_share(values: float) -> float:
 
 
 def _sample_variance(field: Field) -> Array:
-    second = np.diagonal(field.kernel[:, SAME], axis1=-2, axis2=-1).mean(-1)
-    return np.asarray(second - np.square(field.mean.mean(-1)))
+    return np.asarray(field.second.mean(-1) - np.square(field.mean.mean(-1)))
 
 
 def _centred(field: Field) -> tuple[Array, Array]:

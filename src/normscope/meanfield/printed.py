@@ -50,7 +50,7 @@ def printed_estimate(graph: Graph, data: Input) -> FisherEstimate:
     Raises:
         InputError: if the paper has no recursion for an operation of the network.
     """
-    steps, start = _steps(graph), data.field(resolve=False)
+    steps, start = _steps(graph), data.field(Setting())
     check_weight_means(graph, start, graph.forward(start, Setting()))
     below: list[Three] = [_input_moments(data)]
     moments: list[Three] = []
@@ -104,7 +104,7 @@ def _refused(name: str, what: str) -> InputError:
 
 
 def _input_moments(data: Input) -> Three:
-    field = data.field(resolve=False)
+    field = data.field(Setting())
     one = field.kernel[:, :, 0, 0]
     two = field.kernel[:, 1, 0, -1]
     return one[:, 0], one[:, 1], two

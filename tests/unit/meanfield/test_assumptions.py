@@ -279,7 +279,7 @@ def test_false_alarms_are_rarer_than_stated(monkeypatch):
 def refuses(layer, inputs):
     """Return whether a layer between a mean input and an activation is refused."""
     nodes = (Node("0", layer, (-1,)), Node("1", Nonlinearity(Rectifier()), (0,)))
-    start = Input((inputs,), np.ones((1, 1)), np.ones((1, 1))).field(False)
+    start = Input((inputs,), np.ones((1, 1)), np.ones((1, 1))).field(Setting())
     graph = Graph(nodes, (inputs,))
     try:
         assumptions.check_weight_means(graph, start, graph.forward(start, Setting()))

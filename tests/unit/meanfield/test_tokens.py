@@ -16,7 +16,7 @@ from normscope.errors import InputError, NoClosureError, ShapeError
 from normscope.meanfield import predict
 from normscope.meanfield.attention import Attention
 from normscope.meanfield.field import Field, Setting, Signal
-from normscope.meanfield.max_pooling import overlap
+from normscope.meanfield.pooling import overlap
 from normscope.meanfield.reading import read
 
 WIDTH, TOKENS, FEATURES = 200, 9, 96

@@ -14,8 +14,9 @@ from torch.nn import functional
 from normscope.meanfield.attention import Attention
 from normscope.meanfield.integrals import Array
 from normscope.meanfield.reading.builder import TENSOR, Builder, Units
-from normscope.meanfield.reading.calls import argument, constant
+from normscope.meanfield.reading.calls import constant
 from normscope.meanfield.reading.layout import Layout
+from normscope.meanfield.reading.rules import argument
 
 _MASKED = -1e4  # logits below it are those of tokens that are not attended to
 

@@ -17,7 +17,7 @@ from normscope.meanfield.arrangements import ChannelPart
 from normscope.meanfield.field import Combination, Operation
 from normscope.meanfield.graph import MEASURE, Node
 from normscope.meanfield.reading.layout import SAMPLES, Arrangement, Layout
-from normscope.meanfield.reading.rules import SUPPORTED, linear_of
+from normscope.meanfield.reading.rules import SUPPORTED, call_name, linear_of
 from normscope.problem.batch import follow_model
 from normscope.problem.trace import CALLER
 
@@ -226,11 +226,6 @@ class Builder:
             return attrgetter(str(node.target))(self.model)
         except AttributeError:
             return None
-
-
-def call_name(node: fx.Node) -> str:
-    """Return the name of the function or method that a node calls."""
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def refused(name: str, what: str) -> NoClosureError:

@@ -22,9 +22,9 @@ from normscope.meanfield.reading.builder import (
     Builder,
     Parts,
     Units,
-    call_name,
 )
 from normscope.meanfield.reading.layout import Layout, aligned, averaged
+from normscope.meanfield.reading.rules import argument, call_name
 
 RELABELLING = frozenset(
     (
@@ -36,13 +36,6 @@ RELABELLING = frozenset(
 )
 """Functions and methods that move elements and leave their values alone."""
 _ATTRIBUTES = ("T", "mT")
-
-
-def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
-    """Return an argument of a call, given by position or by name."""
-    if len(node.args) > position:
-        return node.args[position]
-    return node.kwargs.get(name, default)
 
 
 def relabel(builder: Builder, node: fx.Node) -> Units | Parts | None:

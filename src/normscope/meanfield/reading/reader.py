@@ -18,8 +18,8 @@ from normscope.meanfield.activations import Dropout, Nonlinearity
 from normscope.meanfield.combinations import Addition
 from normscope.meanfield.field import Operation, Weighted
 from normscope.meanfield.graph import INPUT, MEASURE, Graph, Node
-from normscope.meanfield.max_pooling import MaxPool
 from normscope.meanfield.norms import BatchNorm, SampleNorm, TokenNorm
+from normscope.meanfield.pooling import MaxPool
 from normscope.meanfield.reading import attention, transformer
 from normscope.meanfield.reading.builder import (
     SECOND_INPUT,
@@ -28,17 +28,17 @@ from normscope.meanfield.reading.builder import (
     Builder,
     Evaluator,
     Units,
-    call_name,
     refused,
 )
 from normscope.meanfield.reading.calls import HANDLERS, RELABELLING, constant, flattened, relabel
 from normscope.meanfield.reading.layout import SAMPLES, Layout
-from normscope.meanfield.reading.own_norms import own_norm
 from normscope.meanfield.reading.refusals import refuse_hooks, unreadable
 from normscope.meanfield.reading.rules import (
     Unsupported,
+    call_name,
     operation_of_call,
     operation_of_module,
+    own_norm,
     words_of_call,
 )
 from normscope.meanfield.weighted import Linear
@@ -448,7 +448,7 @@ def _channel_dimension(root: nn.Module, calls: fx.Graph, shape: tuple[int, ...] 
     last = isinstance(module, (nn.Linear, nn.RMSNorm, *transformer.MODULES)) or (
         isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1
     )
-    return len(shape) - 1 if last or (norm is not None and norm.last) else 0
+    return len(shape) - 1 if last or (norm is not None and norm.feature_axis == -1) else 0
 
 
 def _takes_values_of_input(node: fx.Node) -> bool:

@@ -15,6 +15,12 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
+from normscope.layers.detect import (
+    OWN_FORWARDS,
+    PositionwiseNorm,
+    epsilon,
+    positionwise_norm,
+)
 from normscope.layers.kinds import is_batch_norm, kind_of
 from normscope.layers.surgery.call_graph import is_plain_layer
 from normscope.layers.surgery.fold_weights import spatial_dimensions
@@ -27,10 +33,8 @@ from normscope.meanfield.activations import (
 )
 from normscope.meanfield.combinations import Addition
 from normscope.meanfield.field import Operation
-from normscope.meanfield.max_pooling import MaxPool
 from normscope.meanfield.norms import BatchNorm, SampleNorm, TokenNorm
-from normscope.meanfield.pooling import AveragePool, Flatten
-from normscope.meanfield.reading.own_norms import OwnNorm, own_norm
+from normscope.meanfield.pooling import AveragePool, Flatten, MaxPool
 from normscope.meanfield.weighted import Convolution, Linear
 from normscope.meanfield.windows import Window
 
@@ -67,11 +71,26 @@ def operation_of_module(module: nn.Module, activations: dict[type, Any]) -> Made
             return Nonlinearity(Smooth(function, name=kind.__name__))
     if is_batch_norm(module):
         return _batch_norm(module) if kind_of(module) == "batch" else Unsupported.HERE
+    own = own_norm(module)
     for kind, make in _RULES:
-        if isinstance(module, kind) and own_norm(module) is None:
+        if isinstance(module, kind) and own is None:
             return make(module)
-    found = own_norm(module)
-    return Unsupported.HERE if found is None else _own_norm(found)
+    return Unsupported.HERE if own is None else _own_norm(module, own)
+
+
+def own_norm(module: nn.Module | None) -> PositionwiseNorm | None:
+    """Return what a layer or RMS normalization that the model defines itself does over channels.
+
+    Args:
+        module: any module.
+
+    Returns:
+        None if it is not a normalization over channels, or one of torch or normscope.
+    """
+    if module is None or type(module).__module__.startswith(OWN_FORWARDS):
+        return None
+    found = positionwise_norm(module)
+    return None if found is None or found.followed else found
 
 
 def window_of(kernel: Any, stride: Any, padding: Any, dilation: Any, dimensions: int) -> Window:
@@ -134,7 +153,7 @@ def _padding(module: _ConvNd) -> tuple[tuple[int, int], ...]:
 
 def _batch_norm(module: nn.Module) -> Made:
     inner = [child for child in module.modules() if child is not module]
-    return Unsupported.HERE if inner or not _normalizes(module) else BatchNorm(**_affine(module))
+    return Unsupported.HERE if inner or not _normalizes(module) else BatchNorm(**_affine_of(module))
 
 
 def _normalizes(module: Any) -> bool:
@@ -158,43 +177,41 @@ def _normalizes(module: Any) -> bool:
 
 
 def _layer_norm(module: nn.LayerNorm) -> Made:
-    return SampleNorm(**_affine(module), shape=tuple(module.normalized_shape))
+    return SampleNorm(**_affine_of(module), shape=tuple(module.normalized_shape))
 
 
 def _rms_norm(module: nn.RMSNorm) -> Made:
     if len(module.normalized_shape) > 1:
         return Unsupported.HERE
     eps = torch.finfo(torch.float32).eps if module.eps is None else module.eps
-    scale = 1.0 if module.weight is None else _mean_square(module.weight) ** 0.5
-    return TokenNorm(scale, eps=float(eps), centred=False)
+    return TokenNorm(**_affine(module.weight, None, eps), centred=False)
 
 
-def _own_norm(norm: OwnNorm) -> TokenNorm:
-    shift = torch.zeros(1) if norm.shift is None else norm.shift.detach().double()
-    return TokenNorm(
-        1.0 if norm.scale is None else _mean_square(norm.scale) ** 0.5,
-        float(shift.mean()),
-        float(shift.var(unbiased=False)),
-        norm.eps,
-        norm.centred,
-        1 - 2 * norm.last,
-    )
+def _own_norm(module: nn.Module, norm: PositionwiseNorm) -> TokenNorm:
+    weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
+    weight = None if weight is None else weight.detach() + norm.offset
+    affine = _affine(weight, bias, epsilon(module) or 0.0)
+    return TokenNorm(**affine, centred=norm.kind == "layer", dimension=norm.feature_axis)
 
 
 def _group_norm(module: nn.GroupNorm) -> Made:
     # a group of one channel removes the mean of that channel; a group of many does not
     single = module.num_channels == module.num_groups > 1
-    return Unsupported.HERE if single else SampleNorm(**_affine(module))
+    return Unsupported.HERE if single else SampleNorm(**_affine_of(module))
 
 
-def _affine(module: Any) -> dict[str, Any]:
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    shift = None if bias is None else bias.detach().double()
+def _affine_of(module: Any) -> dict[str, Any]:
+    return _affine(getattr(module, "weight", None), getattr(module, "bias", None), module.eps)
+
+
+def _affine(weight: Tensor | None, bias: Tensor | None, eps: float) -> dict[str, Any]:
+    """Return the moments of the scale and shift of a normalization, and its epsilon."""
+    shift = torch.zeros(1) if bias is None else bias.detach().double()
     return {
         "gamma": 1.0 if weight is None else _mean_square(weight) ** 0.5,
-        "beta": 0.0 if shift is None else float(shift.mean()),
-        "beta_variance": 0.0 if shift is None else float(shift.var(unbiased=False)),
-        "eps": float(module.eps),
+        "beta": float(shift.mean()),
+        "beta_variance": float(shift.var(unbiased=False)),
+        "eps": float(eps),
     }
 
 
@@ -202,20 +219,12 @@ def _mean_square(tensor: Tensor | None) -> float:
     return 0.0 if tensor is None else float(tensor.detach().double().square().mean())
 
 
-def gelu_of(approximate: str) -> Nonlinearity:
-    """Return the GELU, exact or torch's approximation by a hyperbolic tangent.
-
-    Args:
-        approximate: "none" or "tanh".
-
-    Returns:
-        The operation.
-    """
-    if approximate == "none":
+def _gelu(module: nn.GELU) -> Made:
+    if module.approximate == "none":
         return Nonlinearity(ACTIVATIONS["gelu"])
 
     def function(z: Any) -> Any:
-        return nn.functional.gelu(torch.from_numpy(np.asarray(z)), approximate="tanh").numpy()
+        return functional.gelu(torch.from_numpy(np.asarray(z)), approximate="tanh").numpy()
 
     return Nonlinearity(Smooth(function, name="gelu"))
 
@@ -237,8 +246,8 @@ def _maximum(module: Any) -> Made:
     return MaxPool(replace(window, round_up=module.ceil_mode))
 
 
-def _adaptive(output_size: Any, dimensions: int) -> Made:
-    sizes = tuples(output_size, dimensions)
+def _adaptive(module: Any) -> Made:
+    sizes = tuples(module.output_size, spatial_dimensions(module) or 0)
     return Unsupported.HERE if None in sizes else AveragePool(outputs=sizes)
 
 
@@ -265,18 +274,15 @@ _RULES: tuple[tuple[Any, Callable[[Any], Made]], ...] = (
     (nn.LayerNorm, _layer_norm),
     (nn.RMSNorm, _rms_norm),
     (nn.ReLU, _named("relu")),
-    (nn.LeakyReLU, lambda module: _leaky(module.negative_slope)),
+    (nn.LeakyReLU, lambda module: Nonlinearity(Rectifier(module.negative_slope, "leaky_relu"))),
     (nn.Tanh, _named("tanh")),
-    (nn.GELU, lambda module: gelu_of(module.approximate)),
+    (nn.GELU, _gelu),
     (nn.SiLU, _named("silu")),
     (nn.Hardswish, _named("hardswish")),
     (nn.Sigmoid, _named("sigmoid")),
     ((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d), _average),
     ((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d), _maximum),
-    (
-        (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
-        lambda module: _adaptive(module.output_size, spatial_dimensions(module) or 0),
-    ),
+    ((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d), _adaptive),
     (nn.Flatten, lambda module: _flatten(module.start_dim, module.end_dim)),
     ((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), _dropout),
 )
@@ -303,7 +309,13 @@ def operation_of_call(name: str, node: fx.Node, constant: Callable[[Any], Any]) 
     return rule(node)
 
 
-def _argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+def call_name(node: fx.Node) -> str:
+    """Return the name of the function or method that a node calls."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    """Return an argument of a call, given by position or by name."""
     if len(node.args) > position:
         return node.args[position]
     return node.kwargs.get(name, default)
@@ -311,20 +323,18 @@ def _argument(node: fx.Node, position: int, name: str, default: Any = None) -> A
 
 def _call_norm(name: str, node: fx.Node, constant: Callable[[Any], Any]) -> Made:
     """Return a layer or root-mean-square normalization called as a function."""
-    shape, centred = _argument(node, 1, "normalized_shape"), name == "layer_norm"
-    weight = _argument(node, 2, "weight")
-    bias = _argument(node, 3, "bias") if centred else None
+    shape, centred = argument(node, 1, "normalized_shape"), name == "layer_norm"
+    weight = argument(node, 2, "weight")
+    bias = argument(node, 3, "bias") if centred else None
     default = 1e-5 if centred else torch.finfo(torch.float32).eps
-    eps = _argument(node, 4 if centred else 3, "eps") or default
+    eps = argument(node, 4 if centred else 3, "eps") or default
     found = [None if each is None else constant(each) for each in (weight, bias)]
     given = [each is not None for each in (weight, bias)]
     if given != [each is not None for each in found] or not isinstance(shape, (tuple, list)):
         return Unsupported.HERE
-    module = nn.LayerNorm(tuple(shape), eps, elementwise_affine=False)
-    module.weight, module.bias = found  # type: ignore[assignment]  # tensors or None
     if centred:
-        return _layer_norm(module)
-    return TokenNorm(_affine(module)["gamma"], eps=eps, centred=False)
+        return SampleNorm(**_affine(*found, eps), shape=tuple(shape))
+    return TokenNorm(**_affine(*found, eps), centred=False)
 
 
 def _addition(node: fx.Node) -> Made:
@@ -332,7 +342,7 @@ def _addition(node: fx.Node) -> Made:
 
 
 def _call_flatten(node: fx.Node) -> Made:
-    return _flatten(_argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1))
+    return _flatten(argument(node, 1, "start_dim", 0), argument(node, 2, "end_dim", -1))
 
 
 def _reshape(node: fx.Node) -> Made:
@@ -345,67 +355,55 @@ def _reshape(node: fx.Node) -> Made:
 
 def _mean(node: fx.Node) -> Made:
     """Return global pooling for a mean over all positions."""
-    dims = _argument(node, 1, "dim")
+    dims = argument(node, 1, "dim")
     if dims is None:
         return Unsupported.HERE
     dims = sorted(dim if isinstance(dim, int) else -99 for dim in tuples(dims, 1))
     count = len(dims)
     if dims not in ([*range(2, 2 + count)], [*range(-count, 0)]):
         return Unsupported.HERE
-    keep = bool(_argument(node, 2, "keepdim", False))
+    keep = bool(argument(node, 2, "keepdim", False))
     return AveragePool(outputs=(1,) * count, drop_ones=not keep)
 
 
-def _call_average(node: fx.Node) -> Made:
-    if _argument(node, 4, "ceil_mode", False) or _argument(node, 6, "divisor_override"):
-        return Unsupported.HERE
-    kernel, stride = _argument(node, 1, "kernel_size"), _argument(node, 2, "stride")
-    window = window_of(kernel, stride, _argument(node, 3, "padding", 0), 1, _dimensions(node))
-    return AveragePool(window, count_padding=bool(_argument(node, 5, "count_include_pad", True)))
-
-
-def _call_maximum(node: fx.Node) -> Made:
-    if _argument(node, 6, "return_indices", False):
-        return Unsupported.HERE
-    kernel, stride = _argument(node, 1, "kernel_size"), _argument(node, 2, "stride")
-    others = (_argument(node, 3, "padding", 0), _argument(node, 4, "dilation", 1))
-    window = window_of(kernel, stride, *others, _dimensions(node))
-    return MaxPool(replace(window, round_up=bool(_argument(node, 5, "ceil_mode", False))))
-
-
-def _dimensions(node: fx.Node) -> int:
-    """Return the spatial dimensions of a function whose name ends in "1d", "2d" or "3d"."""
-    return int(getattr(node.target, "__name__", "0d")[-2])
-
-
-def _leaky(slope: float) -> Nonlinearity:
-    return Nonlinearity(Rectifier(slope, "leaky_relu"))
+def _as_module(node: fx.Node) -> Made:
+    """Return the operation of a function with the same arguments as a module."""
+    kind, names = _MODULES_OF_CALLS[call_name(node)]
+    options = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
+    options.pop("input", None)
+    return operation_of_module(kind(**options), {})
 
 
 def _call_dropout(node: fx.Node) -> Made:
     """Return the identity if the function depends on the mode: it is traced in eval mode."""
-    return Unsupported.HERE if _argument(node, 2, "training", True) else None
+    return Unsupported.HERE if argument(node, 2, "training", True) else None
 
 
 _NAMED_CALLS = {name: name for name in ("relu", "tanh", "erf", "silu", "sigmoid", "hardswish")}
 _NAMED_CALLS["relu_"] = "relu"
+_AVERAGE = (
+    *("kernel_size", "stride", "padding", "ceil_mode"),
+    *("count_include_pad", "divisor_override"),
+)
+_LARGEST = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+_MODULES_OF_CALLS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
+    "leaky_relu": (nn.LeakyReLU, ("negative_slope", "inplace")),
+    "gelu": (nn.GELU, ()),
+    **{f"avg_pool{n}d": (getattr(nn, f"AvgPool{n}d"), _AVERAGE) for n in (1, 2, 3)},
+    **{f"max_pool{n}d": (getattr(nn, f"MaxPool{n}d"), _LARGEST) for n in (1, 2, 3)},
+    **{
+        f"adaptive_avg_pool{n}d": (getattr(nn, f"AdaptiveAvgPool{n}d"), ("output_size",))
+        for n in (1, 2, 3)
+    },
+}  # with the names of the function's arguments after the first, in order
 _CALL_RULES: dict[str, Callable[[fx.Node], Made]] = {
     **dict.fromkeys(("add", "iadd", "add_"), _addition),
     **dict.fromkeys(("view", "reshape"), _reshape),
     "flatten": _call_flatten,
     "mean": _mean,
-    "leaky_relu": lambda node: _leaky(_argument(node, 1, "negative_slope", 0.01)),
-    "gelu": lambda node: gelu_of(_argument(node, 1, "approximate", "none")),
     "contiguous": lambda node: None,
     "dropout": _call_dropout,
-    **{f"avg_pool{n}d": _call_average for n in (1, 2, 3)},
-    **{f"max_pool{n}d": _call_maximum for n in (1, 2, 3)},
-    **{
-        f"adaptive_avg_pool{n}d": lambda node: _adaptive(
-            _argument(node, 1, "output_size"), _dimensions(node)
-        )
-        for n in (1, 2, 3)
-    },
+    **dict.fromkeys(_MODULES_OF_CALLS, _as_module),
 }
 _TAKE_VALUES = (_addition, _reshape)  # the other rules have one input, and numbers
 

@@ -16,9 +16,8 @@ from normscope.meanfield.integrals import Array
 from normscope.meanfield.norms import SampleNorm, TokenNorm
 from normscope.meanfield.reading.attention import weights_of_equal_logits
 from normscope.meanfield.reading.builder import Builder, Parts, Units, refused
-from normscope.meanfield.reading.calls import argument
 from normscope.meanfield.reading.layout import Arrangement
-from normscope.meanfield.reading.rules import linear_of, operation_of_module
+from normscope.meanfield.reading.rules import argument, linear_of, operation_of_module
 
 MODULES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 """Modules that are read as several layers."""
