@@ -189,8 +189,8 @@ def _rms_norm(module: nn.RMSNorm) -> Made:
 
 def _own_norm(module: nn.Module, norm: PositionwiseNorm) -> TokenNorm:
     weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
-    weight = None if weight is None else weight.detach() + norm.offset
-    affine = _affine(weight, bias, epsilon(module) or 0.0)
+    scale = None if weight is None else weight.detach() + norm.offset
+    affine = _affine(scale, bias, epsilon(module) or 0.0)
     return TokenNorm(**affine, centred=norm.kind == "layer", dimension=norm.feature_axis)
 
 
@@ -328,13 +328,14 @@ def _call_norm(name: str, node: fx.Node, constant: Callable[[Any], Any]) -> Made
     bias = argument(node, 3, "bias") if centred else None
     default = 1e-5 if centred else torch.finfo(torch.float32).eps
     eps = argument(node, 4 if centred else 3, "eps") or default
-    found = [None if each is None else constant(each) for each in (weight, bias)]
+    scale, shift = (None if each is None else constant(each) for each in (weight, bias))
     given = [each is not None for each in (weight, bias)]
-    if given != [each is not None for each in found] or not isinstance(shape, (tuple, list)):
+    if given != [scale is not None, shift is not None] or not isinstance(shape, (tuple, list)):
         return Unsupported.HERE
-    if centred:
-        return SampleNorm(**_affine(*found, eps), shape=tuple(shape))
-    return TokenNorm(**_affine(*found, eps), centred=False)
+    affine = _affine(scale, shift, eps)
+    return (
+        SampleNorm(**affine, shape=tuple(shape)) if centred else TokenNorm(**affine, centred=False)
+    )
 
 
 def _addition(node: fx.Node) -> Made:
