@@ -9,6 +9,7 @@ needs.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import json
@@ -18,7 +19,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -31,8 +32,6 @@ _LEVEL = 1  # of zlib; measured values hardly shrink further
 _LARGEST_HEADER = 1_000_000  # bytes of an npy header; a structured dtype has a long one
 _KINDS = "biufcmMSUV"  # numbers, times, strings, raw bytes, and structures of these
 _MOST_EMPTY = 1_000_000  # values of a dtype without bytes, which take time and no memory
-_START = 10  # bytes before an npy header of version 1: magic string, version, length
-_VERSION_1 = b"\x01\x00"
 
 
 def is_plain(dtype: np.dtype) -> bool:
@@ -60,16 +59,17 @@ def decompress(blob: bytes) -> np.ndarray:
     """
     try:
         unpacker = zlib.decompressobj()
-        content = unpacker.decompress(blob, _START + _LARGEST_HEADER)
-        if content[6:8] != _VERSION_1:
-            return _read_other_version(blob)
-        header = _read_header(content[: _START + int.from_bytes(content[8:10], "little")])
+        content = unpacker.decompress(blob, _LARGEST_HEADER)
+        start = 10 if content[6:7] == b"\x01" else 12  # later versions have a longer length field
+        end = start + int.from_bytes(content[8:start], "little")
+        header = _read_header(content[:end], start)
         if len(content) < header.size:
             content += unpacker.decompress(unpacker.unconsumed_tail, header.size - len(content))
-        if len(content) != header.size or not _has_ended(unpacker):
+        # the end of the blob has the checksum of zlib
+        has_ended = unpacker.eof or not unpacker.decompress(unpacker.unconsumed_tail, 1)
+        if len(content) != header.size or not (has_ended and unpacker.eof):
             raise ValueError("an array has another length than its shape")
-        order: Any = "F" if header.in_columns else "C"
-        values = np.ndarray(header.shape, header.dtype, content, header.end, order=order)
+        values = np.ndarray(header.shape, header.dtype, content, header.end, order=header.order)
         return values.copy("K")  # writable
     except (zlib.error, MemoryError) as error:
         raise ValueError(f"an array cannot be unpacked ({error})") from error
@@ -79,72 +79,38 @@ class _Header(NamedTuple):
     """What an npy header declares."""
 
     shape: tuple[int, ...]
-    in_columns: bool
+    order: Literal["C", "F"]
     dtype: np.dtype
     end: int  # where the values begin
     size: int  # of the whole npy
 
 
 @lru_cache(maxsize=1024)
-def _read_header(text: bytes) -> _Header:
-    """Read a header by numpy; the cells of a sweep share a few, and parsing is slow."""
-    stream = io.BytesIO(text)
+def _read_header(text: bytes, start: int) -> _Header:
+    """Parse an npy header before numpy allocates anything; the cells of a sweep share a few."""
     try:
-        np.lib.format.read_magic(stream)
-        shape, in_columns, dtype = np.lib.format.read_array_header_1_0(stream, _LARGEST_HEADER)
+        np.lib.format.read_magic(io.BytesIO(text))
+        declared = ast.literal_eval(text[start:].decode("latin-1" if start == 10 else "utf-8"))
+        shape, in_columns = declared["shape"], declared["fortran_order"]
+        dtype = np.lib.format.descr_to_dtype(declared["descr"])
     except Exception as error:  # the parser may raise anything on malformed text
         raise ValueError(f"the header of an array cannot be read ({error})") from error
     _check_declared(shape, dtype)
     size = len(text) + math.prod(shape) * dtype.itemsize
-    return _Header(shape, in_columns, dtype, len(text), size)
+    return _Header(shape, "F" if in_columns else "C", dtype, len(text), size)
 
 
 def _check_declared(shape: tuple[int, ...], dtype: np.dtype) -> None:
     """Raise a ValueError for what numpy must not be asked for; on some of it, it would crash."""
     if not is_plain(dtype):
         raise ValueError(f"an array has the dtype {dtype}, which is not of plain values")
-    if any(length < 0 for length in shape):
+    if type(shape) is not tuple or any(type(each) is not int or each < 0 for each in shape):
         raise ValueError(f"an array has the shape {shape}")
     size = math.prod(shape)
     if size * dtype.itemsize > _memory() / 2:  # unpacked, and copied
         raise ValueError(f"an array of shape {shape} and dtype {dtype} does not fit in memory")
     if dtype.itemsize == 0 and size > _MOST_EMPTY:
         raise ValueError(f"an array has {size} values of no length")
-
-
-class _Unpacked:
-    """The unpacked bytes of a blob, read no further than asked for."""
-
-    def __init__(self, blob: bytes) -> None:
-        self.unpacker = zlib.decompressobj()
-        self._packed = blob
-
-    def read(self, size: int) -> bytes:
-        """Return at most so many bytes; none at the end."""
-        if size <= 0:
-            return b""
-        piece = self.unpacker.decompress(self._packed, size)
-        self._packed = self.unpacker.unconsumed_tail
-        return piece
-
-
-def _read_other_version(blob: bytes) -> np.ndarray:
-    stream: Any = _Unpacked(blob)
-    try:
-        array: np.ndarray = np.lib.format.read_array(
-            stream, allow_pickle=False, max_header_size=_LARGEST_HEADER
-        )
-    except Exception as error:  # the parser may raise anything on malformed text
-        raise ValueError(f"an array cannot be read ({error})") from error
-    _check_declared(array.shape, array.dtype)
-    if not _has_ended(stream.unpacker):
-        raise ValueError("an array has another length than its shape")
-    return array
-
-
-def _has_ended(unpacker: Any) -> bool:
-    """Return whether all was unpacked, and the checksum of zlib is right."""
-    return unpacker.eof or (not unpacker.decompress(unpacker.unconsumed_tail, 1) and unpacker.eof)
 
 
 @cache

@@ -13,6 +13,7 @@ from pathlib import Path
 from normscope.errors import DataError, StateError
 from normscope.results.lock import WriterLock, Written, left_by_writer
 from normscope.results.schema import (
+    Connection,
     create_tables,
     damaged,
     is_store,
@@ -56,7 +57,7 @@ class Database:
         self._made_log = False  # whether opening to read created SQLite's empty log and its index
         self._lock: WriterLock | None = None
         self._written = self._counted = Written(0, 0)  # committed; in the transaction under way
-        self._connection: sqlite3.Connection | None = None
+        self._connection: Connection | None = None
         try:
             with translate_errors(self.name):
                 self._open_to_read() if read_only else self._open_to_write()
@@ -65,7 +66,7 @@ class Database:
             raise
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def writing(self) -> Iterator[Connection]:
         """A write transaction: committed and durable at the end of the block, or rolled back.
 
         A block inside another is part of the outer one.
@@ -79,7 +80,7 @@ class Database:
             yield connection
 
     @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
+    def reading(self) -> Iterator[Connection]:
         """A read transaction: one consistent state of the file."""
         with self._transaction("BEGIN") as connection:
             yield connection
@@ -90,7 +91,7 @@ class Database:
         return self._depth > 0 and self._owner == threading.get_ident()
 
     @contextmanager
-    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, begin: str) -> Iterator[Connection]:
         with self._mutex, translate_errors(self.name):
             connection = self._usable()
             self._checks = 0
@@ -163,7 +164,7 @@ class Database:
             finally:
                 connection.close()
 
-    def _usable(self) -> sqlite3.Connection:
+    def _usable(self) -> Connection:
         if self._connection is None:
             raise StateError(f"{self.name} is closed; open it again.")
         if self._process != os.getpid():
@@ -173,7 +174,7 @@ class Database:
             )
         return self._connection
 
-    def _follow_file(self, connection: sqlite3.Connection) -> sqlite3.Connection:
+    def _follow_file(self, connection: Connection) -> Connection:
         """Check that the file is in place; open it again if it was opened as immutable."""
         if self._snapshot is None:
             self._check_files()
@@ -182,7 +183,7 @@ class Database:
             connection = self._open_to_read()
         return connection
 
-    def _connect(self, options: str) -> sqlite3.Connection:
+    def _connect(self, options: str) -> Connection:
         where = ":memory:" if self.path is None else f"{self.path.as_uri()}{options}"
         connection = sqlite3.connect(
             where,
@@ -190,7 +191,9 @@ class Database:
             timeout=self._timeout,
             isolation_level=None,  # transactions begin and end in `_transaction`
             check_same_thread=False,  # guarded by the mutex of `_transaction`
+            factory=Connection,
         )
+        connection.name = self.name
         try:
             connection.execute("PRAGMA trusted_schema = OFF")  # its schema calls no functions
         except BaseException:
@@ -206,14 +209,10 @@ class Database:
         """Return whether to stop the query under way."""
         self._checks += 1
         taken = self._checks * _STEPS
-        return taken > _FREE_STEPS and taken > _FREE_STEPS + sum(self._sizes())
+        files = (_stat(each) for each in (Path(str(self.path)), self._beside("wal")))
+        return taken > _FREE_STEPS and taken > _FREE_STEPS + sum(f.st_size for f in files if f)
 
-    def _sizes(self) -> Iterator[int]:
-        for path in (Path(str(self.path)), self._beside("wal")):
-            found = _stat(path)
-            yield 0 if found is None else found.st_size
-
-    def _open_to_write(self) -> sqlite3.Connection:
+    def _open_to_write(self) -> Connection:
         if self.path is None:
             self._connection = self._connect("")
         else:
@@ -223,7 +222,7 @@ class Database:
                 raise not_a_store(self.name)  # SQLite would take it for an empty one
             self._connection = self._connect("?mode=rwc")
         connection = self._connection
-        has_tables = is_store(connection, self.name)
+        has_tables = is_store(connection)
         self._check_size(connection)
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")  # else a commit may wait for the disk
@@ -243,14 +242,14 @@ class Database:
             self._note_files(self.path)
         return connection
 
-    def _open_to_read(self) -> sqlite3.Connection:
+    def _open_to_read(self) -> Connection:
         path = self._check_exists()
         self._snapshot = None
         self._made_log = not any(self._beside(end).exists() for end in ("wal", "shm"))
         left = left_by_writer(path)  # before the file is read, to which a writer may be adding
         self._connection = connection = self._connect("?mode=ro")
         try:
-            has_tables = is_store(connection, self.name)
+            has_tables = is_store(connection)
         except sqlite3.OperationalError as error:
             connection.close()
             no_index = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
@@ -260,7 +259,7 @@ class Database:
             # nothing to index: read the file as immutable, and reopen it when it changes.
             self._snapshot, self._made_log = self._stamp(), False
             self._connection = connection = self._connect("?immutable=1")
-            has_tables = is_store(connection, self.name)
+            has_tables = is_store(connection)
         self._check_size(connection)
         if not has_tables:
             raise not_a_store(self.name)
@@ -269,7 +268,7 @@ class Database:
         self._note_files(path)
         return connection
 
-    def _check_size(self, connection: sqlite3.Connection) -> None:
+    def _check_size(self, connection: Connection) -> None:
         """Detect a file truncated within its last page, which SQLite does not notice."""
         if self.path is None or self._has_log():  # the log may hold what the file lacks
             return
@@ -278,7 +277,7 @@ class Database:
         if self._stamp()[1] < pages * page_size:
             raise damaged(self.name, "it ends early")
 
-    def _check_whole(self, connection: sqlite3.Connection, left: Written | None) -> None:
+    def _check_whole(self, connection: Connection, left: Written | None) -> None:
         """Warn if a killed writer has written more than is there, as after damage to the log."""
         if left is None:
             return

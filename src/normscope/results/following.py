@@ -9,7 +9,6 @@ running record are numbered, so both are read once.
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from normscope.results import tables
 from normscope.results.codec import RawDataset, decode
 from normscope.results.database import Database
 from normscope.results.record import State
-from normscope.results.schema import reading_data
+from normscope.results.schema import Connection, reading_data
 from normscope.results.tables import Row
 
 _REPEATED = (State.RUNNING, State.FAILED)  # states that another attempt may have too
@@ -39,7 +38,7 @@ class Following:
         self._states: dict[int, str] = {}  # by number
         self._attempts: dict[int, int] = {}  # of those in a state that another attempt may have
         self._waiting: list[int] = []  # numbers of changed records that were not returned yet
-        self._seen: tuple[sqlite3.Connection, int] | None = None  # the last state of the file
+        self._seen: tuple[Connection, int] | None = None  # the last state of the file
 
     @property
     def known(self) -> int:
@@ -61,12 +60,12 @@ class Following:
             if not self._waiting:
                 self._waiting = self._find_changes(connection)
             some, self._waiting = self._waiting[:most], self._waiting[most:]
-            found = tables.numbered(connection, self._database.name, some)
+            found = tables.numbered(connection, some)
         self._states.update((row.id, row.state) for row in found)
         self._attempts.update((row.id, row.attempts) for row in found if row.state in _REPEATED)
         return found
 
-    def _find_changes(self, connection: sqlite3.Connection) -> list[int]:
+    def _find_changes(self, connection: Connection) -> list[int]:
         (version,) = connection.execute("PRAGMA data_version").fetchone()
         if self._seen is not None and self._seen[0] is connection and self._seen[1] == version:
             return []
@@ -83,13 +82,13 @@ class Following:
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """Return records by their numbers."""
         with self._database.reading() as connection:
-            return tables.numbered(connection, self._database.name, numbers)
+            return tables.numbered(connection, numbers)
 
     def starts(self, rows: Sequence[Row]) -> dict[int, float]:
         """Return the last start of rows by their number, in seconds since 1970, where known."""
         with self._database.reading() as connection:
             numbers = [row.id for row in rows]
-            return tables.start_times(connection, self._database.name, numbers)
+            return tables.start_times(connection, numbers)
 
     def chunks(self, row: Row, first: int = 0) -> list[RawDataset]:
         """Return the chunks of a record, checked; a result is one chunk.
@@ -99,10 +98,10 @@ class Following:
             first: number of the first chunk.
         """
         with self._database.reading() as connection:
-            current = tables.row_of(connection, self._database.name, row.key)
+            current = tables.row_of(connection, row.key)
             if (current.state.has_result, current.attempts) != (row.state.has_result, row.attempts):
                 return []  # another attempt, or the whole result: the next changes have it
-            found = tables.contents(connection, self._database.name, current, first)
+            found = tables.contents(connection, current, first)
         with reading_data(self._database.name, row.key):
             return [decode(content) for content in found]
 

@@ -66,6 +66,16 @@ START_TABLES = (
 )
 
 
+class Connection(sqlite3.Connection):
+    """A connection to a store's file.
+
+    Attributes:
+        name: of the file, for errors.
+    """
+
+    name: str
+
+
 def damaged(name: str, what: str) -> DataError:
     """Error for a file whose content is not what was written.
 
@@ -79,7 +89,7 @@ def damaged(name: str, what: str) -> DataError:
     )
 
 
-def is_store(connection: sqlite3.Connection, name: str) -> bool:
+def is_store(connection: Connection) -> bool:
     """Return whether a file is a store of the present schema; False if it is empty.
 
     Raises:
@@ -88,7 +98,7 @@ def is_store(connection: sqlite3.Connection, name: str) -> bool:
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (schema,) = connection.execute("PRAGMA user_version").fetchone()
-    tables = _tables_in(connection)
+    tables, name = _tables_in(connection), connection.name
     if application == 0 and schema == 0 and not tables:
         return False
     if application != APPLICATION:

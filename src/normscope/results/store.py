@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from sqlite3 import Connection
 from traceback import format_exception_only
 from typing import Any, NoReturn, Self
 
@@ -25,7 +24,7 @@ from normscope.results.database import Database
 from normscope.results.grid import Cell, combine, latest_results, no_results_error
 from normscope.results.netcdf import write_netcdf
 from normscope.results.record import Identity, Record, State, json_value, matches, record_key
-from normscope.results.schema import reading_data
+from normscope.results.schema import Connection, reading_data
 from normscope.results.tables import Row
 from normscope.text import Table
 
@@ -66,7 +65,7 @@ class Store:
         self._revision = 1
         if not read_only:  # a killed writer may have left records running
             with self._writing() as connection:
-                for row in tables.running(connection, self._database.name):
+                for row in tables.running(connection):
                     tables.set_state(connection, row, State.PENDING)
 
     @interrupts_wait
@@ -234,7 +233,7 @@ class Store:
     def get(self, key: str) -> Record:
         """Return the record with this key."""
         with self._database.reading() as connection:
-            return self._as_record(tables.row_of(connection, self._database.name, key))
+            return self._as_record(tables.row_of(connection, key))
 
     def select(
         self,
@@ -255,7 +254,6 @@ class Store:
         with self._database.reading() as connection:
             found = tables.select(
                 connection,
-                self._database.name,
                 experiment,
                 None if state is None else State.named(state),
                 None if seed is None else json_value(seed, "seed"),
@@ -265,26 +263,24 @@ class Store:
     def counts(self, experiment: str | None = None) -> dict[State, int]:
         """Number of records in each state."""
         with self._database.reading() as connection:
-            found = Counter(
-                row.state for row in tables.select(connection, self._database.name, experiment)
-            )
+            found = Counter(row.state for row in tables.select(connection, experiment))
         return {state: found[state] for state in State}
 
     def versions(self, experiment: str) -> list[dict[str, str]]:
         """Package versions that an experiment's records ran on; empty where none were stored."""
         with self._database.reading() as connection:
-            return tables.stored_versions(connection, self._database.name, experiment)
+            return tables.stored_versions(connection, experiment)
 
     def times(self, experiment: str) -> dict[str, float]:
         """Last start of an experiment's records by key, in seconds since 1970."""
         with self._database.reading() as connection:
-            return tables.stored_times(connection, self._database.name, experiment)
+            return tables.stored_times(connection, experiment)
 
     def read_raw(self, key: str) -> RawDataset:
         """Return the stored variables of a record as plain arrays, checked and joined."""
         with self._database.reading() as connection:
-            row = tables.row_of(connection, self._database.name, key)
-            found = tables.contents(connection, self._database.name, row)
+            row = tables.row_of(connection, key)
+            found = tables.contents(connection, row)
         if not found:
             raise StateError(
                 f"record {key[:12]} of {row.identity.experiment!r} is {row.state} and has no data "
@@ -391,14 +387,19 @@ class Store:
     ) -> Iterator[tuple[Connection, Row]]:
         """A transaction on one record, which must be in one of the states."""
         with self._writing() as connection:
-            row = tables.row_in_state(connection, self._database.name, key, states, verb)
+            row = tables.row_of(connection, key)
+            if row.state not in states:
+                raise StateError(
+                    f"record {key[:12]} of {row.identity.experiment!r} is {row.state}; only a "
+                    f"record that is {' or '.join(states)} can be {verb}."
+                )
             yield connection, row
 
     def _forms_of(self, connection: Connection, row: Row) -> dict[str, str]:
         """Forms of the chunks so far; read from the file after a rolled-back transaction."""
         if row.key not in self._forms:
             forms: dict[str, str] = {}
-            for content in tables.contents(connection, self._database.name, row):
+            for content in tables.contents(connection, row):
                 with reading_data(self._database.name, row.key):
                     forms = add_chunk_forms(forms, decode(content))
             self._forms[row.key] = forms

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import platform
-import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 from normscope import __version__
-from normscope.errors import DataError, StateError, UnknownNameError
+from normscope.errors import DataError, UnknownNameError
 from normscope.results.codec import Content
 from normscope.results.lock import Written
 from normscope.results.record import Identity, State
-from normscope.results.schema import START_TABLES, damaged
+from normscope.results.schema import START_TABLES, Connection, damaged
 
 _STATES = {str(state): state for state in State}
 _COLUMNS = (
@@ -51,7 +50,7 @@ class Row(NamedTuple):
     seconds: float | None
 
 
-def insert_record(connection: sqlite3.Connection, identity: Identity) -> bool:
+def insert_record(connection: Connection, identity: Identity) -> bool:
     """Add a pending record unless it exists; return whether it was added."""
     added = connection.execute(
         "INSERT INTO records (key, experiment, parameters, seed, revision, version, state) "
@@ -62,8 +61,7 @@ def insert_record(connection: sqlite3.Connection, identity: Identity) -> bool:
 
 
 def select(
-    connection: sqlite3.Connection,
-    name: str,
+    connection: Connection,
     experiment: str | None = None,
     state: State | None = None,
     seed: int | None = None,
@@ -74,7 +72,6 @@ def select(
 
     Args:
         connection: to the file.
-        name: of the file, for errors.
         experiment: of the records; None: any.
         state: of the records; None: any.
         seed: of the records; None: any. Records that are damaged and have another seed are spared.
@@ -82,11 +79,11 @@ def select(
     query = f"SELECT {_COLUMNS} FROM records NOT INDEXED ORDER BY id"
     everything = connection.execute(query).fetchall()
     if seed is None:
-        _compare_with_index(connection, name, len(everything))
+        _compare_with_index(connection, len(everything))
     found = []
     for values in everything:
         try:
-            row = _row(name, values)
+            row = _row(connection.name, values)
         except DataError:
             if seed is None or values[4] == seed or _is_whole_with(values, experiment, seed):
                 raise
@@ -98,38 +95,38 @@ def select(
     return found
 
 
-def _compare_with_index(connection: sqlite3.Connection, name: str, records: int) -> None:
+def _compare_with_index(connection: Connection, records: int) -> None:
     query = "SELECT total(1) FROM records INDEXED BY records_by_experiment"  # unlike count, bounded
     (entries,) = connection.execute(query).fetchone()
     if entries != records:
-        raise damaged(name, f"it has {records} records and {entries:.0f} in their index")
+        what = f"it has {records} records and {entries:.0f} in their index"
+        raise damaged(connection.name, what)
 
 
-def running(connection: sqlite3.Connection, name: str) -> list[Row]:
+def running(connection: Connection) -> list[Row]:
     """Return the records that are running, without a look at the others."""
     query = f"SELECT {_COLUMNS} FROM records WHERE state = ? ORDER BY id"
     found = connection.execute(query, (State.RUNNING.value,)).fetchall()
-    return [_row(name, values) for values in found]
+    return [_row(connection.name, values) for values in found]
 
 
-def states(connection: sqlite3.Connection) -> list[tuple[int, str]]:
+def states(connection: Connection) -> list[tuple[int, str]]:
     """Return number and state of every record, from the index alone."""
     return connection.execute(
         "SELECT id, state FROM records INDEXED BY records_by_experiment"
     ).fetchall()
 
 
-def attempts(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, int]:
+def attempts(connection: Connection, numbers: Sequence[int]) -> dict[int, int]:
     """Return the attempts of records by their numbers."""
     return dict(_in_batches(connection, "SELECT id, attempts FROM records WHERE id IN", numbers))
 
 
-def numbered(connection: sqlite3.Connection, name: str, numbers: Sequence[int]) -> list[Row]:
+def numbered(connection: Connection, numbers: Sequence[int]) -> list[Row]:
     """Return the records of these numbers, checked, in the order they were added.
 
     Args:
         connection: to the file.
-        name: of the file, for errors.
         numbers: the ids of the rows.
 
     Raises:
@@ -137,30 +134,41 @@ def numbered(connection: sqlite3.Connection, name: str, numbers: Sequence[int]) 
     """
     found = _in_batches(connection, f"SELECT {_COLUMNS} FROM records WHERE id IN", sorted(numbers))
     if len(found) != len(numbers):
-        raise damaged(name, f"its index names {len(numbers)} records, of which {len(found)} exist")
-    return [_row(name, values) for values in found]
+        what = f"its index names {len(numbers)} records, of which {len(found)} exist"
+        raise damaged(connection.name, what)
+    return [_row(connection.name, values) for values in found]
 
 
-def start_times(
-    connection: sqlite3.Connection, name: str, numbers: Sequence[int]
-) -> dict[int, float]:
-    """Return the last start of records by their number; those without a time are left out.
+def start_times(connection: Connection, numbers: Sequence[int]) -> dict[int, float]:
+    """Return the last start of records by their number, in seconds since 1970 (UTC).
+
+    Records that were never started, or by a normscope that stored no times, are left out.
 
     Args:
         connection: to the file.
-        name: of the file, for errors.
         numbers: the ids of the rows.
+
+    Raises:
+        DataError: if a time is not one that was written.
     """
     if not _has_table(connection, "started_at"):
         return {}
     query = "SELECT record, seconds FROM started_at WHERE record IN"
     found: dict[int, float] = dict(_in_batches(connection, query, sorted(numbers)))
-    _check_times(name, found.values())
+    if not all(isinstance(each, float) and 0 <= each < _LATEST for each in found.values()):
+        raise damaged(connection.name, "its start times are not those written")
     return found
 
 
+def stored_times(connection: Connection, experiment: str) -> dict[str, float]:
+    """Return the last start of an experiment's records by key; see `start_times`."""
+    query = "SELECT id, key FROM records WHERE experiment = ?"
+    keys: dict[int, str] = dict(connection.execute(query, (experiment,)))
+    return {keys[number]: at for number, at in start_times(connection, list(keys)).items()}
+
+
 def _in_batches(
-    connection: sqlite3.Connection, query: str, numbers: Sequence[int]
+    connection: Connection, query: str, numbers: Sequence[int]
 ) -> list[tuple[Any, ...]]:
     """Return the rows of a query that ends on IN, for as many numbers as one query may have."""
     found: list[tuple[Any, ...]] = []
@@ -183,7 +191,7 @@ def _row(name: str, values: tuple[Any, ...]) -> Row:
     known = _STATES.get(state)
     if identity.key != key or known is None:
         raise damaged(name, f"record {number} is not what was written")
-    settings = parsed_object(name, parameters, f"the parameters of record {number}")
+    settings = _parsed_object(name, parameters, f"the parameters of record {number}")
     return Row(number, identity, key, settings, known, *rest)
 
 
@@ -194,7 +202,7 @@ def _is_whole_with(values: tuple[Any, ...], experiment: str | None, seed: int) -
     return bool(Identity(wanted, parameters, seed, revision, package).key == key)
 
 
-def parsed_object(name: str, text: str, what: str) -> dict[str, Any]:
+def _parsed_object(name: str, text: str, what: str) -> dict[str, Any]:
     """Return the JSON object of a text that may be forged.
 
     Args:
@@ -214,7 +222,7 @@ def parsed_object(name: str, text: str, what: str) -> dict[str, Any]:
     return found
 
 
-def written(connection: sqlite3.Connection) -> Written:
+def written(connection: Connection) -> Written:
     """Return how much a store holds."""
     results = ", ".join(f"'{state}'" for state in State if state.has_result)
     found = connection.execute(
@@ -223,13 +231,13 @@ def written(connection: sqlite3.Connection) -> Written:
     return Written(*map(int, found))
 
 
-def row_of(connection: sqlite3.Connection, name: str, key: str) -> Row:
+def row_of(connection: Connection, key: str) -> Row:
     """Return the record with this key.
 
     Raises:
         UnknownNameError: if there is none.
     """
-    query = f"SELECT {_COLUMNS} FROM records WHERE key = ?"
+    name, query = connection.name, f"SELECT {_COLUMNS} FROM records WHERE key = ?"
     found = connection.execute(query, (key,)).fetchone()
     if found is not None:
         return _row(name, found)
@@ -238,26 +246,8 @@ def row_of(connection: sqlite3.Connection, name: str, key: str) -> Row:
     raise UnknownNameError(f"{name} holds no record with the key {key!r}; add it first.")
 
 
-def row_in_state(
-    connection: sqlite3.Connection, name: str, key: str, states: tuple[State, ...], verb: str
-) -> Row:
-    """Return the record with this key, which must be in one of the states.
-
-    Raises:
-        StateError: if it is in another.
-    """
-    row = row_of(connection, name, key)
-    if row.state not in states:
-        expected = " or ".join(states)
-        raise StateError(
-            f"record {key[:12]} of {row.identity.experiment!r} is {row.state}; only a record that "
-            f"is {expected} can be {verb}."
-        )
-    return row
-
-
 def set_state(
-    connection: sqlite3.Connection,
+    connection: Connection,
     row: Row,
     state: State,
     *,
@@ -274,7 +264,7 @@ def set_state(
     )
 
 
-def write_content(connection: sqlite3.Connection, row: Row, content: Content) -> None:
+def write_content(connection: Connection, row: Row, content: Content) -> None:
     """Add one more chunk to a record."""
     (number,) = connection.execute(
         "SELECT coalesce(max(number) + 1, 0) FROM chunks WHERE record = ?", (row.id,)
@@ -289,17 +279,16 @@ def write_content(connection: sqlite3.Connection, row: Row, content: Content) ->
     )
 
 
-def drop_contents(connection: sqlite3.Connection, row: Row) -> None:
+def drop_contents(connection: Connection, row: Row) -> None:
     """Remove all chunks of a record; their arrays are removed by the cascade."""
     connection.execute("DELETE FROM chunks WHERE record = ?", (row.id,))
 
 
-def contents(connection: sqlite3.Connection, name: str, row: Row, first: int = 0) -> list[Content]:
+def contents(connection: Connection, row: Row, first: int = 0) -> list[Content]:
     """Return the chunks of a record in order, each checked against its digest.
 
     Args:
         connection: to the file.
-        name: of the file, for errors.
         row: the record.
         first: number of the first chunk.
 
@@ -311,6 +300,7 @@ def contents(connection: sqlite3.Connection, name: str, row: Row, first: int = 0
         "ORDER BY number",
         (row.id, first),
     ).fetchall()
+    of_record = f"the data of record {row.key[:12]} are"
     found = []
     for position, (chunk, number, layout, digest) in enumerate(chunks, first):
         blobs = connection.execute(
@@ -319,10 +309,10 @@ def contents(connection: sqlite3.Connection, name: str, row: Row, first: int = 0
         content = Content(layout, tuple(blob for (blob,) in blobs))
         plain = isinstance(layout, str) and all(isinstance(each, bytes) for each in content.blobs)
         if not plain or number != position or content.digest(row.key, number) != digest:
-            raise damaged(name, f"the data of record {row.key[:12]} are not those written")
+            raise damaged(connection.name, f"{of_record} not those written")
         found.append(content)
     if row.state.has_result and first + len(found) != 1:
-        raise damaged(name, f"the data of record {row.key[:12]} are missing")
+        raise damaged(connection.name, f"{of_record} missing")
     return found
 
 
@@ -342,7 +332,7 @@ def _versions_json() -> str:
     return json.dumps(present_versions(), sort_keys=True)
 
 
-def _note_start(connection: sqlite3.Connection, record: int) -> None:
+def _note_start(connection: Connection, record: int) -> None:
     """Store the present versions and time of a record's attempt, in the caller's transaction."""
     for table in START_TABLES:
         connection.execute(table)
@@ -358,14 +348,11 @@ def _note_start(connection: sqlite3.Connection, record: int) -> None:
     )
 
 
-def stored_versions(
-    connection: sqlite3.Connection, name: str, experiment: str
-) -> list[dict[str, str]]:
+def stored_versions(connection: Connection, experiment: str) -> list[dict[str, str]]:
     """Versions that the records of an experiment were last started with, each set once.
 
     Args:
         connection: to the file.
-        name: of the file, for errors.
         experiment: its name.
 
     Returns:
@@ -381,40 +368,12 @@ def stored_versions(
         (experiment,),
     )
     parsed = [
-        {} if text is None else parsed_object(name, text, "the stored versions")
+        {} if text is None else _parsed_object(connection.name, text, "the stored versions")
         for (text,) in found
     ]
     return [{package: str(number) for package, number in each.items()} for each in parsed]
 
 
-def stored_times(connection: sqlite3.Connection, name: str, experiment: str) -> dict[str, float]:
-    """Start times of an experiment's records by key, in seconds since 1970 (UTC).
-
-    Records that were never started, or by a normscope that stored no times, are left out.
-
-    Args:
-        connection: to the file.
-        name: of the file, for errors.
-        experiment: its name.
-    """
-    if not _has_table(connection, "started_at"):
-        return {}
-    found = dict(
-        connection.execute(
-            "SELECT r.key, s.seconds FROM records AS r JOIN started_at AS s ON s.record = r.id "
-            "WHERE r.experiment = ?",
-            (experiment,),
-        )
-    )
-    _check_times(name, found.values())
-    return found
-
-
-def _check_times(name: str, times: Iterable[Any]) -> None:
-    if not all(isinstance(each, float) and 0 <= each < _LATEST for each in times):
-        raise damaged(name, "its start times are not those written")
-
-
-def _has_table(connection: sqlite3.Connection, table: str) -> bool:
+def _has_table(connection: Connection, table: str) -> bool:
     query = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?"
     return connection.execute(query, (table,)).fetchone() is not None
