@@ -21,6 +21,8 @@ from normscope.layers.kinds import is_batch_norm
 from normscope.training.loop import has_diverged
 
 _ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU)
+_LEARNED = ("weight", "bias")
+_RUNNING = ("running_mean", "running_var")
 
 
 @dataclass
@@ -83,7 +85,7 @@ def train_together(
         stack.update(gradients, rates, momentum, weight_decay)
         for member in alive:
             member.taken += 1
-    for index in range(stack.count):
+    for index in range(len(stack.layers)):
         stack.write_back(index)
 
 
@@ -101,16 +103,6 @@ def _cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 LOSSES = {"squared_error": _squared_errors, "cross_entropy": _cross_entropies}
-
-
-@dataclass
-class _Norm:
-    """Stacked batch normalization; vectors of networks x features."""
-
-    running_mean: Tensor
-    running_var: Tensor
-    momentum: float
-    eps: float
 
 
 def is_stackable(network: nn.Module) -> bool:
@@ -153,23 +145,28 @@ class Stack:
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         if not all(map(is_stackable, networks)):
             raise InputError("only sequences of linear, norm and activation layers can be stacked.")
-        self.count = len(networks)
         self.layers = [list(_layers(network)) for network in networks]
-        self.parameters: list[Tensor] = []  # leaves (networks, ...)
-        self.norms: dict[int, _Norm] = {}
-        for index, layers in enumerate(zip(*self.layers, strict=True)):
-            self._add(index, layers)
+        # all of shape (networks, ...)
+        self.parameters = [each.requires_grad_() for each in self._stacked(_LEARNED)]
+        self.statistics = self._stacked(_RUNNING)
         self.momenta = [torch.zeros_like(each) for each in self.parameters]
 
-    def _add(self, index: int, layers: Sequence[nn.Module]) -> None:
-        for _, tensors in _named_parameters(layers):
-            self.parameters.append(torch.stack(tensors).detach().requires_grad_())
-        first = layers[0]
-        if _is_plain_batch_norm(first):
-            means = torch.cat([cast(Tensor, layer.running_mean) for layer in layers])
-            variances = torch.cat([cast(Tensor, layer.running_var) for layer in layers])
-            momentum, eps = cast(float, first.momentum), cast(float, first.eps)
-            self.norms[index] = _Norm(means, variances, momentum, eps)
+    def _stacked(self, names: Sequence[str]) -> list[Tensor]:
+        """Stack the tensors of these names, layer by layer."""
+        together = list(zip(*self.layers, strict=True))
+        return [
+            torch.stack([cast(Tensor, getattr(each, name)).detach() for each in together[position]])
+            for position, name in self._tensors(names)
+        ]
+
+    def _tensors(self, names: Sequence[str]) -> list[tuple[int, str]]:
+        """Return which layers, by position, have tensors of these names."""
+        return [
+            (position, name)
+            for position, layer in enumerate(self.layers[0])
+            for name in names
+            if getattr(layer, name, None) is not None
+        ]
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """Return the outputs of all networks.
@@ -182,32 +179,24 @@ class Stack:
         """
         samples = len(inputs)
         signal, is_shared = inputs.flatten(1).t(), True  # (features, samples)
-        parameters = iter(self.parameters)
-        for index, layer in enumerate(self.layers[0]):
+        parameters, statistics = iter(self.parameters), iter(self.statistics)
+        for layer in self.layers[0]:
             if isinstance(layer, nn.Linear):
                 weight = next(parameters)
                 bias = next(parameters).unsqueeze(2) if layer.bias is not None else None
                 signal = _product(weight, bias, signal, is_shared, samples)
                 is_shared = False
-            elif index in self.norms:
-                scale, shift = next(parameters), next(parameters)
-                signal = self._normalized(self.norms[index], scale, shift, signal)
+            elif _is_plain_batch_norm(layer):
+                mean, variance = next(statistics).view(-1), next(statistics).view(-1)
+                scale, shift = next(parameters).view(-1), next(parameters).view(-1)
+                momentum, eps = cast(float, layer.momentum), cast(float, layer.eps)
+                flat = signal.reshape(1, -1, samples)  # a channel for each network and feature
+                signal = functional.batch_norm(
+                    flat, mean, variance, scale, shift, True, momentum, eps
+                ).view_as(signal)
             elif isinstance(layer, _ELEMENTWISE):
                 signal = layer(signal)
         return signal
-
-    def _normalized(self, norm: _Norm, scale: Tensor, shift: Tensor, signal: Tensor) -> Tensor:
-        count, features, samples = signal.shape
-        return functional.batch_norm(
-            signal.reshape(1, count * features, samples),
-            norm.running_mean,
-            norm.running_var,
-            scale.reshape(-1),
-            shift.reshape(-1),
-            True,
-            norm.momentum,
-            norm.eps,
-        ).view(count, features, samples)
 
     def update(
         self, gradients: Sequence[Tensor], rates: Tensor, momentum: float, weight_decay: float
@@ -226,29 +215,21 @@ class Stack:
 
     def keep(self, indices: Sequence[int]) -> None:
         """Remove all networks but these, after writing the others back into their modules."""
-        for index in set(range(self.count)) - set(indices):
+        for index in set(range(len(self.layers))) - set(indices):
             self.write_back(index)
         chosen = torch.tensor(indices, dtype=torch.long)
         self.parameters = [p.detach()[chosen].requires_grad_() for p in self.parameters]
         self.momenta = [each[chosen] for each in self.momenta]
-        for norm in self.norms.values():
-            for name in ("running_mean", "running_var"):
-                whole = getattr(norm, name).view(self.count, -1)
-                setattr(norm, name, whole[chosen].reshape(-1))
+        self.statistics = [each[chosen] for each in self.statistics]
         self.layers = [self.layers[index] for index in indices]
-        self.count = len(indices)
 
     def write_back(self, index: int) -> None:
         """Copy one network's tensors into its module."""
-        parameters = iter(self.parameters)
         with torch.no_grad():
-            for position, layer in enumerate(self.layers[index]):
-                for name, _ in _named_parameters([layer]):
-                    cast(Tensor, getattr(layer, name)).copy_(next(parameters)[index])
-                if position in self.norms:
-                    for name in ("running_mean", "running_var"):
-                        stacked = getattr(self.norms[position], name).view(self.count, -1)
-                        cast(Tensor, getattr(layer, name)).copy_(stacked[index])
+            for names, stacks in ((_LEARNED, self.parameters), (_RUNNING, self.statistics)):
+                for (position, name), stacked in zip(self._tensors(names), stacks, strict=True):
+                    tensor = cast(Tensor, getattr(self.layers[index][position], name))
+                    tensor.copy_(stacked[index])
 
 
 def _product(
@@ -261,11 +242,3 @@ def _product(
         product = flat @ signal if bias is None else torch.addmm(bias.view(-1, 1), flat, signal)
         return product.view(count, outputs, samples)
     return weight @ signal if bias is None else torch.baddbmm(bias, weight, signal)
-
-
-def _named_parameters(layers: Sequence[nn.Module]) -> list[tuple[str, list[Tensor]]]:
-    """Names of a layer's weight and bias, if any, with the tensors of all networks."""
-    if not (isinstance(layers[0], nn.Linear) or _is_plain_batch_norm(layers[0])):
-        return []
-    names = [name for name in ("weight", "bias") if getattr(layers[0], name) is not None]
-    return [(name, [cast(Tensor, getattr(layer, name)) for layer in layers]) for name in names]
