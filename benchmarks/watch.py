@@ -167,6 +167,8 @@ def soak(
         store.finish(key, cell(written))
         written += 1
         next(messages)
+        if int(now / 60) > int(samples[-1][0] / 60 if samples else -1):
+            print(f"minute {now / 60:3.0f}: {server.memory:.1f} MB", flush=True)
         samples.append((now, server.memory))
         time.sleep(PAUSE)
     times, memory = np.array(samples).T
