@@ -143,6 +143,34 @@ def test_a_running_scope_is_drawn_step_by_step(watching, path):
         expect(page.locator(".panels svg")).to_have_count(3)
 
 
+def test_labels_of_panels_keep_their_size_on_a_phone(watching, path):
+    with Store(path) as store:
+        key = store.add("scope", {}, 0)
+        store.start(key)
+        values = {"loss": ("step", [2.0, 1.0]), "gradient_norm": ("step", [3.0, 3.0])}
+        store.append(key, xr.Dataset(values, {"step": [0, 1]}, {"probes": "gradient_norms"}))
+        page = watching(viewport=PHONE)
+        expect(page.locator(".panels svg")).to_have_count(2, timeout=PATIENCE)
+        for svg in page.locator(".panels svg").all():
+            expect(svg).to_be_visible(timeout=PATIENCE)
+            width, drawn = svg.evaluate("e => [e.clientWidth, e.viewBox.baseVal.width]")
+            assert 100 < width < 200  # two side by side
+            assert drawn == pytest.approx(width, abs=1)
+
+
+def test_title_counts_all_stores(watching, path):
+    with Store(path) as store, Store(path.with_name("later.db")) as other:
+        keys = add_cells(store)
+        for key in keys[:3]:
+            finish(store, key)
+        page = watching()
+        expect(page).to_have_title("50 % · normscope watch", timeout=PATIENCE)
+        add_cells(other)
+        expect(page).to_have_title("25 % · normscope watch", timeout=PATIENCE)
+        finish(store, keys[3])
+        expect(page).to_have_title("33 % · normscope watch", timeout=PATIENCE)
+
+
 def test_store_that_is_deleted_and_replaced_is_named_and_recovers(watching, path):
     with Store(path) as store:
         finish(store, store.add("first", {}, 0))

@@ -76,7 +76,7 @@
     const y = scaleOf(low, high, bottom - 3, 6, log);
     svg.append(draw("path", { class: "frame", d: `M${left} 3V${bottom}H${width - 2}` }));
     const label = (text, atX, atY, anchor) => svg.append(draw("text", { x: atX, y: atY, "text-anchor": anchor }, text));
-    label(`${high < highest ? "≥ " : ""}${number(high)}`, left - 4, 12, "end");
+    label(`${high < highest ? "≥ " : ""}${number(high)}`, left - 4, high === low ? y(high) + 4 : 12, "end");
     if (high !== low) label(number(low), left - 4, bottom, "end");
     if (log) label("log", left - 4, (bottom + 14) / 2, "end");
     label(number(first, 6), left, height - 4, "start");
@@ -95,7 +95,7 @@
       const kind = line.state === "running" ? "line now" : "line";
       svg.append(draw("path", { class: `${kind} ${colour}`, d: pathOf(points) }));
       const end = points.findLast((point) => point[1] !== null);
-      if (end) svg.append(draw("circle", { class: `band ${colour}`, cx: end[0], cy: end[1], r: 2.6, "fill-opacity": 1 }));
+      if (end) svg.append(draw("circle", { class: `dot ${colour}`, cx: end[0], cy: end[1], r: 2.6 }));
     });
     return { x, y, width, high };
   };
@@ -373,10 +373,14 @@
           head.append(make("span", "", name), last);
           box.append(head, svg);
           panels.append(box);
-          shown.set(variable, { last, show: startChart(svg, name) });
+          shown.set(variable, { last, svg, line: null, show: startChart(svg, name) });
         }
         return shown.get(variable);
       };
+      const paint = () => { // at the true width, so that labels keep their size
+        for (const { line, svg, show } of shown.values()) show([line], { width: Math.max(120, svg.clientWidth), height: 110, left: 44 });
+      };
+      new ResizeObserver(paint).observe(panels);
       return { node, update: (part) => {
         setText(title, part.title);
         setText(words, part.words);
@@ -393,8 +397,9 @@
           const panel = panelOf(line.variable, line.title);
           const middle = line.mean ?? line.high;
           setText(panel.last, middle.length ? number(middle.at(-1)) : "");
-          panel.show([{ ...line, colour: index === 0 ? 0 : line.low ? 2 : 0 }], { width: 230, height: 110, left: 44 });
+          panel.line = { ...line, colour: index > 0 && line.low ? 2 : 0 };
         });
+        paint();
       } };
     },
   };
@@ -418,11 +423,12 @@
       if (slot.children[at] !== node) slot.insertBefore(node, slot.children[at] ?? null);
       places.set(slot, at + 1);
       if (part) update(part);
+      if (part?.counts) parts.get(name).counts = part.counts;
     }
-    const counts = message.parts.filter((part) => part.kind === "experiment").map((part) => part.counts);
+    const counts = message.order.map((name) => parts.get(name).counts).filter(Boolean); // of all, changed or not
     const total = counts.reduce((sum, each) => sum + Object.values(each).reduce((a, b) => a + b, 0), 0);
     const open = counts.reduce((sum, each) => sum + each.pending + each.running, 0);
-    if (total) document.title = `${Math.floor(100 * (total - open) / total)} % · normscope watch`;
+    document.title = total ? `${Math.floor(100 * (total - open) / total)} % · normscope watch` : "normscope watch";
   };
 
   // --- the connection and the theme
