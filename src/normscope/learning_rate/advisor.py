@@ -250,10 +250,10 @@ def advise(
             predicted = None if advice.prediction is None else advice.prediction.rate
             choice = choose_rate(setup, advice.verification, effort, predicted, progress)
             if choice is not None:
-                choice = _cautious_choice(choice, advice)
+                choice = _cautious_choice(choice, advice, effort)
                 tried = try_options(setup, choice.rate, effort.choice_steps, *options, progress)
                 choice = replace(choice, options=tried)
-            notes = () if choice is not None and choice.learned else (_unlearned(effort),)
+            notes = () if choice is not None and choice.learned else (_unlearned(advice, choice),)
             advice = replace(advice, choice=choice, notes=(*advice.notes, *notes))
     return replace(advice, objective=objective, seconds=time.perf_counter() - begin)
 
@@ -333,16 +333,24 @@ def _guess(
     return first_step_rate(setup, optimizer, FIRST_STEP)
 
 
-def _unlearned(effort: Effort) -> str:
-    return (
-        f"No rate tried lowered the loss in {effort.choice_steps} steps: a lower one is "
-        "recommended, which no run has tried."
-    )
+def _unlearned(advice: Advice, choice: Choice | None) -> str:
+    """Return the sentence that no rate lowered the loss, and what may help."""
+    steps = EFFORTS[advice.effort].choice_steps if choice is None else choice.steps
+    text = f"No rate tried lowered the loss in {steps} steps"
+    if choice is None or advice.effort == "quick":
+        return f"{text}: a lower one is recommended, which no run has tried."
+    decay = ["less weight decay"] if advice.rule.weight_decay else []
+    longer = [] if advice.effort == "thorough" else ['effort="thorough"']
+    remedies = " or ".join(decay + longer) or "another initialization"
+    return f"{text}, so that nothing may be learned at the recommended one: try {remedies}."
 
 
-def _cautious_choice(choice: Choice, advice: Advice) -> Choice:
-    """Return the choice with a rate well below all that were tried, if none lowered the loss."""
-    if choice.learned:
+def _cautious_choice(choice: Choice, advice: Advice, effort: Effort) -> Choice:
+    """Return the choice with a rate well below both that were tried, if neither lowered the loss.
+
+    More than two rates extend far below the limit: their best stays.
+    """
+    if choice.learned or effort.total_steps:
         return choice
     # with a second moment the rates tried are far below the limit already
     is_scaled = advice.rule.second_moment is not None

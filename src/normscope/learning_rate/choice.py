@@ -59,7 +59,7 @@ class Choice(Rendered):
         trials: every rate at its longest run, in increasing order.
         spent: training steps beyond those that verified the limit.
         options: warm-up lengths and weight decays that were tried at the rate.
-        learned: whether a rate lowered the loss; checked with ``effort="quick"``, which tries two.
+        learned: whether a rate lowered the loss.
     """
 
     rate: float
@@ -154,7 +154,9 @@ def choose_rate(
     by a constant factor, wherever the loss is lower, until the best has neighbours on both sides.
     With ``effort="thorough"`` the best of them are tried again with more steps. The result is at
     most half the limit and the lower end of its interval: rates near it break later, or on other
-    data orders. Without a limit no rate above the largest that held is tried.
+    data orders. Without a limit no rate above the largest that held is tried. While no rate lowers
+    the loss, as on a plateau or with a weight decay that drives the weights to zero, lower ones are
+    tried.
 
     Args:
         setup: the problem with its optimizer and batch size.
@@ -185,8 +187,7 @@ def choose_rate(
     trials = first.trials | last.trials
     ordered = tuple(trials[each] for each in sorted(trials))
     spent = first.spent + (0 if last is first else last.spent)
-    learned = bool(effort.total_steps) or first.has_learned()
-    return Choice(rate, nearest.loss, nearest.steps, ordered, spent, learned=learned)
+    return Choice(rate, nearest.loss, nearest.steps, ordered, spent, learned=last.has_learned())
 
 
 def _budget(found: Verification, effort: Effort) -> int:
@@ -244,7 +245,7 @@ class _Ladder:
     budget: float
     progress: ProgressCallback
     trials: dict[float, RateTrial] = field(default_factory=dict)
-    losses: dict[float, tuple[float, ...]] = field(default_factory=dict)
+    runs: dict[float, ShortRun] = field(default_factory=dict)
     spent: int = 0
 
     def climb(self, rate: float) -> None:
@@ -260,7 +261,7 @@ class _Ladder:
         """Return the rate to try next; None once the best one has neighbours on both sides."""
         rates = sorted(self.trials)
         place = rates.index(self.by_loss()[0])
-        if place == 0 or (place == 1 and not self._has_learned(rates[1])):
+        if place == 0 or not self.has_learned():
             return rates[0] / CHOICE_SPACING
         if place < len(rates) - 1:
             return None
@@ -271,13 +272,12 @@ class _Ladder:
         rate = min(rates[-1] * CHOICE_SPACING, math.sqrt(rates[-1] * high))
         return rate if rates[-1] < rate / math.sqrt(WIDENING) else None
 
-    def _has_learned(self, rate: float) -> bool:
-        """Return whether the loss decreased by more than a few per cent."""
-        return self.trials[rate].loss < CHOICE_LEARNED * self.losses[rate][0]
-
     def has_learned(self) -> bool:
-        """Return whether the loss decreased at any rate."""
-        return any(self._has_learned(rate) for rate in self.trials)
+        """Return whether the loss decreased by more than a few per cent at any rate."""
+        return any(
+            not run.shrunk and self.trials[rate].loss < CHOICE_LEARNED * run.losses[0]
+            for rate, run in self.runs.items()
+        )
 
     def by_loss(self) -> list[float]:
         """Return the rates, that with the lowest loss first, the higher of equal ones first."""
@@ -303,7 +303,7 @@ class _Ladder:
 
     def _compared(self, rate: float) -> tuple[float, ...]:
         """Return the losses of the last steps, which are compared."""
-        return self.losses[rate][: self.steps][-max(1, round(CHOICE_AVERAGED * self.steps)) :]
+        return self.runs[rate].losses[: self.steps][-max(1, round(CHOICE_AVERAGED * self.steps)) :]
 
     def measure(self, rate: float) -> None:
         """Train at a rate, unless a run that verified the limit has done so."""
@@ -312,7 +312,7 @@ class _Ladder:
         if run is None:
             run = self._run(rate)
             self.spent += run.steps
-        self.losses[rate] = run.losses
+        self.runs[rate] = run
         failed = run.failed and run.steps < self.steps
         loss = math.inf if failed else statistics.fmean(self._compared(rate))
         loss = loss if math.isfinite(loss) else math.inf

@@ -90,15 +90,15 @@ def _explain_choice(advice: Advice) -> str:
     choice = advice.choice
     if choice is None:
         return ""
-    if not choice.learned:
+    if not choice.learned and advice.effort == "quick":
         return (
             f"Recommended is {choice.rate:.3g}, below the lowest rate tried, {choice.lowest:.3g}."
         )
     best = min(choice.trials, key=lambda each: (-each.steps, each.loss))
     return (
         f"Recommended is {choice.rate:.3g}: of {len(choice.trials)} rates, {best.rate:.3g} had the "
-        f"lowest loss after {best.steps} steps, {best.loss:.3g}; over more steps slightly lower "
-        "rates are better."
+        f"lowest loss after {best.steps} steps, {best.loss:.3g}"
+        f"{'; over more steps slightly lower rates are better' if choice.learned else ''}."
     )
 
 

@@ -32,9 +32,11 @@ def _recommended_remark(advice: Advice) -> str:
     choice = advice.choice
     if choice is None:
         return _share_remark(advice)
-    if not choice.learned:
-        return f"below the lowest rate tried, {choice.lowest:.3g}: none lowered the loss"
     count = len(choice.trials)
+    if not choice.learned and advice.effort == "quick":
+        return f"below the lowest rate tried, {choice.lowest:.3g}: none lowered the loss"
+    if not choice.learned:
+        return f"but none of {count} rates lowered the loss"
     with_options = f", warm-up {choice.warmup}" if choice.warmup is not None else ""
     if choice.weight_decay is not None:
         with_options += f", weight decay {choice.weight_decay:g}"

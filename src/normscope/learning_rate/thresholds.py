@@ -108,8 +108,8 @@ UNHELD_SHARE = 0.1
 """Further share that is recommended if no full run was stable (networks with AdamW, clipping
 and batches of 16, on which half of the lowest failure broke)."""
 CHOICE_LEARNED = 0.97
-"""Share of the first loss below which something has been learned; above it two lower rates are
-tried."""
+"""Share of the first loss below which something has been learned; above it lower rates are tried,
+and the answer says that none lowered the loss."""
 CHOICE_KEPT = 3
 """Rates that ``effort="thorough"`` tries again with more steps."""
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.unit.learning_rate.problems import labelled, quadratic, small_network
 
+from normscope.data import load
 from normscope.learning_rate import choice as module
 from normscope.learning_rate import max_learning_rate
 from normscope.learning_rate.choice import RateTrial, choose_rate, lowest_point
@@ -16,7 +17,7 @@ from normscope.learning_rate.stability import ShortRun
 from normscope.learning_rate.thresholds import CHOICE_SPACING, EFFORTS, HORIZON_FACTOR, Effort
 from normscope.learning_rate.verification import Verification
 from normscope.problem import Problem
-from normscope.training import sgd
+from normscope.training import sgd, train
 
 DEFAULT = EFFORTS["default"]
 
@@ -123,8 +124,9 @@ def test_lower_rate_learned_if_the_noise_hides_the_difference(monkeypatch):
     assert noisy.rate == pytest.approx(HORIZON_FACTOR * 0.16)
 
 
-def test_two_lower_rates_are_tried_while_nothing_is_learned(monkeypatch):
-    plateau = {1.0: 3.0, 0.4: 2.99, 0.16: 2.995, 0.064: 2.0, 0.0256: 2.5}
+@pytest.mark.parametrize("best", [1.0, 0.4, 0.16])
+def test_lower_rates_are_tried_while_nothing_is_learned(monkeypatch, best):
+    plateau = {1.0: 3.0, 0.4: 3.0, 0.16: 3.0, 0.064: 2.0, 0.0256: 2.5} | {best: 2.99}
     found, _ = chosen(
         monkeypatch,
         lambda rate: plateau[round(rate, 4)],
@@ -134,10 +136,46 @@ def test_two_lower_rates_are_tried_while_nothing_is_learned(monkeypatch):
 
 
 @pytest.mark.parametrize(("loss", "learned"), [(3.0, False), (2.95, False), (2.5, True)])
-def test_quick_says_whether_a_rate_lowered_the_loss(monkeypatch, loss, learned):
-    found, rates = chosen(monkeypatch, lambda rate: loss, EFFORTS["quick"])
-    assert len(rates) == 2
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_choice_records_whether_a_rate_lowered_the_loss(monkeypatch, loss, learned, effort):
+    found, rates = chosen(monkeypatch, lambda rate: loss, EFFORTS[effort])
+    assert len(rates) == 2 or effort != "quick"
     assert found.learned == learned
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_strong_weight_decay_is_named_if_no_rate_lowers_the_loss(momentum):
+    problem, found = decayed(1.0, momentum)
+    assert "none of 4 rates lowered the loss" in found.text(200)
+    (note,) = (each for each in found.notes if "No rate tried lowered the loss" in each)
+    assert "less weight decay" in note
+    losses = trained_losses(problem, found.recommended, momentum, 1.0)
+    assert min(losses[-20:]) > 0.97 * losses[0]  # as the note says
+
+
+def test_rate_that_learns_is_recommended_under_moderate_weight_decay():
+    problem, found = decayed(0.1, 0.0)
+    held = [each for each in found.choice.trials if math.isfinite(each.loss)]
+    assert held[-1].loss > 2.25  # near the limit the weights decay
+    assert found.choice.learned
+    assert not any("lowered the loss" in note for note in found.notes)
+    losses = trained_losses(problem, found.recommended, 0.0, 0.1)
+    assert sum(losses[-20:]) / 20 < 0.7 * losses[0]
+
+
+def decayed(weight_decay, momentum):
+    """The digits, a plain network, and its advice with weight decay."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 32), torch.nn.ReLU()]
+    model = torch.nn.Sequential(torch.nn.Flatten(), *layers, torch.nn.Linear(32, 10))
+    problem = Problem(model, "cross_entropy", load("digits").train)
+    options = {"momentum": momentum, "weight_decay": weight_decay, "batch_size": 64}
+    return problem, max_learning_rate(model, problem.loss, problem.data, **options)
+
+
+def trained_losses(problem, rate, momentum, weight_decay, steps=200):
+    optimizer = sgd(rate, momentum, weight_decay=weight_decay)
+    return [step.loss for step in train(problem, optimizer, steps, batch_size=64, seed=3)]
 
 
 def test_quick_says_that_no_rate_lowered_the_loss():
