@@ -31,7 +31,7 @@ def test_run_prints_verdicts_and_writes_the_files(folder, capsys):
     assert main([*FIGURE, "--out", str(folder)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("wei2018/figure1 at quick scale")
-    assert "  reproduced in this quick run: the smaller gamma" in out
+    assert "  undecided in this quick run: the smaller gamma" in out
     assert "(holds in every measured network, 1 seed)" in out
     assert "reproduced:" not in out
     names = {path.name for path in (folder / "wei2018").iterdir()}

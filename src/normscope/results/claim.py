@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -43,6 +44,8 @@ class Claim:
         origin: "paper", or "beyond the paper" for extensions, corrections and checks of normscope.
         resolve: what would decide an undecided claim.
         partly: whether it holds in part; ``holds`` is None then.
+        numbers: what the rule judges, by name: one number for each seed, or for each row; a later
+            run can be compared with them seed by seed.
 
     Raises:
         InputError: if there is no such origin, or a claim that holds in part has a verdict.
@@ -61,6 +64,7 @@ class Claim:
     origin: str = "paper"
     resolve: str = ""
     partly: bool = False
+    numbers: Mapping[str, Sequence[float]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.origin not in ORIGINS:
@@ -76,14 +80,24 @@ class Claim:
         return {True: "reproduced", False: "not reproduced", None: "undecided"}[self.holds]
 
     def to_dict(self) -> dict[str, Any]:
-        """The values by name, with the verdict as a word."""
-        return {**asdict(self), "verdict": self.verdict}
+        """The values by name, with the verdict as a word and numbers of six digits.
+
+        >>> Claim("a", "b", "c", None, numbers={"loss": [0.25, math.inf]}).to_dict()["numbers"]
+        {'loss': [0.25, 'inf']}
+        """
+        numbers = {name: [_plain(each) for each in row] for name, row in self.numbers.items()}
+        return {**asdict(self), "numbers": numbers, "verdict": self.verdict}
 
     def _repr_html_(self) -> str:
         values = {"verdict": self.verdict, "measured": self.measured, "source": self.source}
         more = {"rule": self.rule, "undecided until": self.resolve}
         shown = {name: text for name, text in more.items() if text}
         return Table({"claim": self.text, **values, **shown}).html()
+
+
+def _plain(number: float) -> float | str:
+    """Round to six digits; JSON has no infinity."""
+    return float(f"{number:.6g}") if math.isfinite(number) else str(float(number))
 
 
 def mark_beyond(claims: Sequence[Claim], words: Sequence[str]) -> list[Claim]:
@@ -185,6 +199,17 @@ def bootstrap_interval(values: np.ndarray, level: float = LEVEL) -> tuple[float,
     means = np.sort(values[np.sort(index, axis=1)].mean(axis=1))
     outside = int((1 - level) / 2 * len(means))
     return float(means[outside]), float(means[-1 - outside])
+
+
+def decide_all(decisions: Sequence[bool | None]) -> bool | None:
+    """Return True if all parts of a statement hold, False if one does not, else None.
+
+    >>> decide_all([True, True]), decide_all([True, None]), decide_all([None, False])
+    (True, None, False)
+    """
+    if any(each is False for each in decisions):
+        return False
+    return True if decisions and all(decisions) else None
 
 
 def decide_below(values: np.ndarray, threshold: float = 0.0) -> bool | None:

@@ -12,7 +12,7 @@ SIZES = {"width": 60, "channels": (6, 8, 10), "samples": (120, 40)}
 @pytest.fixture(scope="module")
 def result():
     gammas = {"gammas": (0.5, 1.0, 2.0), "measured_gammas": (0.5, 1.0)}
-    return run("wei2018/figure1", seeds=1, **gammas, **SIZES)
+    return run("wei2018/figure1", seeds=3, **gammas, **SIZES)
 
 
 def test_theory_and_measurement_stand_side_by_side(result):
@@ -58,6 +58,6 @@ def test_verdicts_of_a_quick_run_say_that_they_are_of_one(result):
     assert "shows that everything runs" in said
     assert len(verdicts) == len(result.claims) == 5
     assert all("reproduced in this quick run: " in line for line in verdicts)
-    assert "holds in every measured network, 1 seed)" in verdicts[0]  # the paper's come first
+    assert "holds in every measured network, 3 seeds)" in verdicts[0]  # the paper's come first
     small = str(replace(result, scale="small")).splitlines()
     assert all("reproduced: " in line for line in small[1:])

@@ -81,6 +81,26 @@ def test_narrow_nets_leave_the_theory_undecided(explosion):
     assert any("misprint" in text and said == "undecided" for text, said in verdicts.items())
 
 
+def test_growth_is_judged_by_its_spread_over_seeds():
+    numbers = explosion_numbers({"relu": [1.49, 1.46]}, (64, 256))
+    assert verdict_of(numbers, "squared gradient norm grows").holds is True
+    assert verdict_of(numbers, "the norm itself").holds is False
+    assert verdict_of(numbers, "explode, the less").holds is True
+    assert verdict_of(numbers, "exponentially").holds is True
+    assert verdict_of(numbers, "skip connections").holds is True
+    assert verdict_of(numbers, "squared gradient norm").numbers["growth"] == pytest.approx(
+        [1.459, 1.46, 1.461]
+    )
+    numbers["growth"].loc[{"batch_size": 256}] += np.array([-0.2, 0.0, 0.2])
+    assert verdict_of(numbers, "squared gradient norm grows").holds is None
+    assert verdict_of(numbers, "explode, the less").holds is None
+    assert verdict_of(explosion_numbers({"relu": [1.4, 1.5]}, (64, 256)), "the less").holds is False
+    alone = explosion_numbers({"relu": [1.49, 1.46]}, (64, 256), seeds=2)
+    for claim in judge_explosion(alone):
+        assert (claim.origin, claim.holds) in {("paper", None), ("beyond the paper", claim.holds)}
+        assert claim.origin != "paper" or (claim.rule and claim.statement and claim.resolve)
+
+
 def explosion_numbers(growth, batch_sizes, seeds=3, **changes):
     """What the experiment would return for wide nets with this growth, by activation."""
     spread = 0.001 * (np.arange(seeds) - (seeds - 1) / 2)
@@ -197,11 +217,11 @@ def test_unusable_settings_are_refused_before_anything_is_measured(name, setting
 
 
 def trainability_numbers(plain, longer, depths=(5, 20, 40, 80), skip=0.3):
-    """Best losses by depth, the same for two seeds and rates."""
+    """Best losses by depth, the same for three seeds and two rates."""
     losses = np.array(
-        [[[[value] * 2] * 2 for value in each] for each in (plain, [skip] * len(plain))]
+        [[[[value] * 3] * 2 for value in each] for each in (plain, [skip] * len(plain))]
     )
-    more = np.array([[[value] * 2] * 2 for value in longer])
+    more = np.array([[[value] * 3] * 2 for value in longer])
     return xr.Dataset(
         {
             "loss": (("architecture", "depth", "learning_rate", "seed"), losses),
@@ -212,7 +232,7 @@ def trainability_numbers(plain, longer, depths=(5, 20, 40, 80), skip=0.3):
             "architecture": ["batch", "batch, skip"],
             "depth": list(depths),
             "learning_rate": [0.1, 1.0],
-            "seed": [0, 1],
+            "seed": [0, 1, 2],
         },
         {"classes": 10, "steps": 150, "longer": 10},
     )
@@ -281,9 +301,23 @@ def test_legend_of_the_learning_rates_is_beside_the_curves():
     assert right.get_legend().get_window_extent().x0 >= right.get_window_extent().x1
 
 
-def test_quick_trainability_reproduces_the_claims():
+def test_trainability_is_judged_by_its_spread_over_seeds():
+    numbers = trainability_numbers([0.3, 0.9, 2.1, 2.3], [NONE, NONE, 1.0, 2.3])
+    numbers["best_loss"].loc[{"architecture": "batch", "depth": [40, 80]}] += [0.0, -1.2, 0.8]
+    within, _, skips = judge_trainability(numbers)
+    assert (within.holds, within.resolve[:11]) == (None, "scale small")
+    assert skips.holds is None
+    assert within.numbers["depth 40"] == pytest.approx([2.1, 0.9, 2.9])
+    one = trainability_numbers([0.3, 0.9, 2.1, 2.3], [NONE, NONE, 1.0, 2.3]).isel(seed=[0])
+    assert [claim.holds for claim in judge_trainability(one)] == [None] * 3
+
+
+def test_quick_trainability_has_too_few_seeds_to_decide():
     result = run("yang2019/trainability", seeds=1)
-    assert [claim.holds for claim in result.claims] == [True, True]
+    assert [claim.holds for claim in result.claims] == [None, None]
+    within, skips = (claim.numbers for claim in result.claims)
+    assert within["depth 4"][0] < 1.15 < within["depth 48"][0]
+    assert skips["depth 48"][0] < 1.15
     assert np.isnan(result.dataset["longer_loss"]).all()
 
 

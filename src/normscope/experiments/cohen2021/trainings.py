@@ -261,6 +261,7 @@ def settled_claims(
                 statement=statement,
                 rule=RULE,
                 resolve="more steps" if found.holds is None else "",
+                numbers={"sharpness / threshold": [found.ratio], "largest": [found.largest]},
             )
         )
     return claims

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
+import xarray as xr
 from numpy.typing import NDArray
 
 from normscope.decoupled import SignedDesign
@@ -87,3 +88,14 @@ def moments(
     mean = random.standard_normal(dimensions)
     mean *= np.sqrt(quotient / (mean @ np.linalg.solve(second, mean)))
     return Moments(mean, second)
+
+
+EVERY_PROBLEM = "a theorem: one problem beyond rounding refutes it"
+"""The decision rule of statements without randomness, after what is compared."""
+
+
+def largest_by_seed(values: xr.DataArray) -> dict[str, list[float]]:
+    """Return the largest value of each seed, as the numbers of a claim."""
+    others = [name for name in values.dims if name != "seed"]
+    largest = values.max(others, skipna=False)
+    return {"seed": values["seed"].values.tolist(), "largest": largest.values.tolist()}

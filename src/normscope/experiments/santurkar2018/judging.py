@@ -115,6 +115,8 @@ def compared(
         and the verdict.
     """
     low, high = (np.atleast_1d(each.values.astype(float)) for each in (left, right))
+    seeds = {"seed": left["seed"].values.tolist()} if left.dims == ("seed",) else {}
+    numbers = {**seeds, names[0]: low.tolist(), names[1]: high.tolist()}
     means = f"{names[0]} {spread(low)}, {names[1]} {spread(high)}"
     known = ~(np.isnan(low) | np.isnan(high))
     low, high = low[known], high[known]
@@ -135,6 +137,7 @@ def compared(
         decided,
         rule=_rule(statistic, names, allowance is None),
         resolve="" if decided is not None else _remedy(len(low)),
+        numbers=numbers,
     )
 
 

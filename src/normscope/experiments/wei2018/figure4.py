@@ -11,7 +11,7 @@ import xarray as xr
 from scipy.stats import spearmanr
 
 from normscope.experiments.recipe import experiment
-from normscope.experiments.wei2018.phase_diagram import rank_claim
+from normscope.experiments.wei2018.phase_diagram import RANK_RULE, rank_claim
 from normscope.plots.training_curves import gamma_curves
 from normscope.progress import ProgressCallback
 from normscope.results import Claim, Store
@@ -37,7 +37,8 @@ def _claims(results: xr.Dataset) -> list[Claim]:
         left_out = f"; not every seed ended at gamma {', '.join(lost)}" if lost else ""
         if loss.size < 3:
             measured = f"all seeds ended at {loss.size} of {every.sizes['gamma']} gammas{left_out}"
-            claims.append(Claim(text, source, measured, None))
+            more = {"statement": _STATEMENT, "rule": RANK_RULE, "resolve": "three gammas or more"}
+            claims.append(Claim(text, source, measured, None, **more))
             continue
         points = every.sel(gamma=loss["gamma"]).stack(point=("gamma", "seed"))
         rank = float(spearmanr(points["gamma"].values, points.values).statistic)
@@ -45,7 +46,9 @@ def _claims(results: xr.Dataset) -> list[Claim]:
         measured = (
             f"training loss at the end by gamma {each}{left_out}; rank correlation {rank:.2f}"
         )
-        claims.append(rank_claim(text, source, measured, rank, points.size, _STATEMENT))
+        claim = rank_claim(text, source, measured, rank, points.size, _STATEMENT)
+        rows = {f"gamma {float(each['gamma']):g}": each.values.tolist() for each in every}
+        claims.append(replace(claim, numbers=rows))
     return [claim if _is_long(results) else _undecided(claim) for claim in claims]
 
 

@@ -154,8 +154,7 @@ def brackets(panel: xr.Dataset) -> tuple[xr.Dataset, xr.DataArray]:
 def agreement(results: xr.Dataset, source: str, statement: str = AGREES) -> list[Claim]:
     """Distance between each closure's line and the measured boundary, for each loss.
 
-    The paper's line is that of the printed closure, and its theory is about the squared error;
-    other closures and losses are beyond the paper.
+    Other closures than the printed one and other losses are beyond the paper.
     """
     claims = []
     for loss, panel in panels(results):
@@ -166,10 +165,31 @@ def agreement(results: xr.Dataset, source: str, statement: str = AGREES) -> list
             claim = _distance_claim(
                 low, high, f"{closure} closure, {loss}", resolution(panel), source
             )
-            is_papers = closure == "printed" and loss == "squared_error"
-            origin = "paper" if is_papers else "beyond the paper"
-            claims.append(replace(claim, statement=statement, origin=origin))
+            numbers = {**_ends(panel, bracket), "theory": line.tolist()}
+            origin = _origin(closure, loss)
+            claims.append(replace(claim, statement=statement, origin=origin, numbers=numbers))
     return claims
+
+
+def _origin(closure: str, loss: str) -> str:
+    """The paper's line is that of the printed closure, and its theory about the squared error."""
+    is_papers = closure == "printed" and loss == "squared_error"
+    return "paper" if is_papers else "beyond the paper"
+
+
+def _ends(panel: xr.Dataset, bracket: xr.Dataset) -> dict[str, list[float]]:
+    """Return rows and brackets by name, each seed's where the boundary was searched."""
+    (row,) = bracket.dims
+    found = {str(row).removeprefix("boundary_"): bracket[row].values.tolist()}
+    if "boundary_low" not in panel:
+        return found | {f"{name} end": bracket[name].values.tolist() for name in ("low", "high")}
+    return found | {
+        f"{name} end, seed {seed}": panel[f"boundary_{name}"]
+        .sel(boundary_seed=seed)
+        .values.tolist()
+        for seed in panel["boundary_seed"].values.tolist()
+        for name in ("low", "high")
+    }
 
 
 def _distance_claim(
@@ -237,15 +257,17 @@ def nearest_half(results: xr.Dataset, source: str) -> list[Claim]:
             if closure not in panel["closure"]:
                 continue
             half = panel["critical_learning_rate"].sel(closure=closure) / 2
-            ratio = np.log10((best / half.sel({_row(panel): best[_row(panel)]})).values)
+            half = half.sel({_row(panel): best[_row(panel)]})
+            ratio = np.log10((best / half).values)
             text = (
                 "the best learning rate is within a factor of 2 of half the critical one, by the "
                 f"median over the rows ({closure} closure, {loss})"
             )
-            is_papers = closure == "printed" and loss == "squared_error"
-            origin = "paper" if is_papers else "beyond the paper"
             claim = _half_claim(text, source, ratio[np.isfinite(ratio)], _grid_step(panel))
-            claims.append(replace(claim, statement=HALF, origin=origin))
+            lines = {_row(panel): best[_row(panel)], "best rate": best, "half the critical": half}
+            numbers = {name: each.values.tolist() for name, each in lines.items()}
+            origin = _origin(closure, loss)
+            claims.append(replace(claim, statement=HALF, origin=origin, numbers=numbers))
     return claims
 
 
@@ -271,14 +293,17 @@ def smaller_is(results: xr.Dataset, source: str, text: str) -> list[Claim]:
     for loss, panel in panels(results):
         lowest = _mean_loss(panel).min("learning_rate").dropna(_row(panel))
         if lowest.size < 3:
-            claims.append(Claim(f"{text} ({loss})", source, f"{lowest.size} rows", None))
+            rows = f"{lowest.size} rows"
+            more = {"statement": LOWER, "rule": RANK_RULE, "resolve": "three rows or more"}
+            claims.append(Claim(f"{text} ({loss})", source, rows, None, **more))
             continue
         rank = float(spearmanr(lowest[_row(panel)].values, lowest.values).statistic)
         ends = f"{float(lowest[0]):.3g} at the smallest, {float(lowest[-1]):.3g} at the largest"
         measured = f"lowest test loss {ends}, rank correlation {rank:.2f}"
-        claims.append(
-            rank_claim(f"{text} ({loss})", source, measured, rank, lowest.size, statement=LOWER)
-        )
+        claim = rank_claim(f"{text} ({loss})", source, measured, rank, lowest.size, LOWER)
+        lines = {_row(panel): lowest[_row(panel)], "lowest test loss": lowest}
+        numbers = {name: each.values.tolist() for name, each in lines.items()}
+        claims.append(replace(claim, numbers=numbers))
     return claims
 
 

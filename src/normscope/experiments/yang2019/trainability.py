@@ -13,6 +13,7 @@ import xarray as xr
 
 from normscope.data import load
 from normscope.experiments.recipe import experiment
+from normscope.experiments.yang2019.explosion import RELIEF
 from normscope.experiments.yang2019.growth import (
     Stack,
     integer,
@@ -23,12 +24,14 @@ from normscope.plots.depth import trainability as draw
 from normscope.problem.problem import Problem
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Claim, Store
+from normscope.results.claim import DECISION, ENOUGH_SEEDS, decide_all, decide_below
 from normscope.training import Outcome, fit, sgd
 
 NAMES = ("batch", "batch, skip")
 LEARNT = 0.5  # of the loss of guessing: a net that stays above has not trained
 NOTHING = 0.95  # of the loss of guessing: a net that stays above has learnt nothing
-ARTICLE = "yang2019, in the encyclopaedia article"
+ARTICLE = "yang2019, by the encyclopaedia article, section on vanishing and exploding gradients"
+UNTRAINABLE = "Practically, deep batchnorm networks are untrainable."
 
 
 def trainability_claims(results: xr.Dataset) -> list[Claim]:
@@ -44,38 +47,47 @@ def trainability_claims(results: xr.Dataset) -> list[Claim]:
     return [_within_the_budget(results), *more, _skips(results)]
 
 
-def stuck_depths(best_loss: xr.DataArray, guessing: float) -> list[int]:
-    """Depths at which no seed comes below half the loss of guessing, at any learning rate.
+def trained(best_loss: xr.DataArray, guessing: float) -> list[bool | None]:
+    """Return for each depth whether the best loss is below half the loss of guessing, over seeds.
 
     Args:
         best_loss: of one architecture, (depth, seed).
         guessing: the loss of guessing.
-
-    Returns:
-        The depths, from the least.
     """
-    stuck = best_loss.min("seed") > LEARNT * guessing
-    return [int(depth) for depth in stuck["depth"].values[stuck.values]]
+    losses = best_loss.fillna(np.inf).transpose("depth", "seed").values
+    return [decide_below(row, LEARNT * guessing) for row in losses]
+
+
+def _judged(text: str, measured: str, decided: bool | None, **more: Any) -> Claim:
+    """Return a claim of the article; one that is undecided lacks seeds or steps."""
+    need = f"scale small: {ENOUGH_SEEDS} seeds, a shallow net that trains and a deep one that stops"
+    remedy = "" if decided is not None else f"{need}; more seeds if these disagree"
+    return Claim(text, ARTICLE, measured, decided, resolve=remedy, **more)
 
 
 def _within_the_budget(results: xr.Dataset) -> Claim:
     guessing, steps = math.log(results.attrs["classes"]), results.attrs["steps"]
-    plain = results["best_loss"].sel(architecture="batch")
-    depths, stuck = [int(depth) for depth in results["depth"].values], stuck_depths(plain, guessing)
+    depths, states = [int(depth) for depth in results["depth"].values], _plain_states(results)
+    stuck = [depth for depth, state in zip(depths, states, strict=True) if state is False]
     onwards = bool(stuck) and stuck == depths[-len(stuck) :]
     if onwards:
-        at = f"no seed below it from depth {stuck[0]} on"
+        at = f"above it from depth {stuck[0]} on"
     elif stuck:
-        at = f"no seed below it at depth {', '.join(str(depth) for depth in stuck)} alone"
+        at = f"above it at depth {', '.join(str(depth) for depth in stuck)} alone"
     else:
-        at = "at every depth tried a seed below it"
-    return Claim(
+        at = "above it at no depth tried"
+    is_open = len(depths) < 2 or states[0] is not True or (not onwards and None in states)
+    return _judged(
         f"deep plain batch-normalized nets do not train within {steps} steps, at every learning "
         "rate tried",
-        ARTICLE,
         f"half the loss of guessing is {LEARNT * guessing:.2f}; {at}; "
         + _by_depth(results, "batch"),
-        onwards if len(depths) > 1 and _shallow_trains(results) else None,
+        None if is_open else onwards,
+        statement=UNTRAINABLE,
+        rule=f"best training loss over the learning rates, mean of the last {TAIL} steps, above "
+        "half the loss of guessing at all depths from one on, and below it at the least depth; "
+        f"{DECISION}",
+        numbers=_numbers(results["best_loss"].sel(architecture="batch")),
     )
 
 
@@ -83,42 +95,59 @@ def _is_untrainable(results: xr.Dataset) -> Claim:
     guessing, times = math.log(results.attrs["classes"]), results.attrs["longer"]
     losses = results["longer_loss"]
     tried = [depth for depth in results["depth"].values if losses.sel(depth=depth).notnull().any()]
+    best = losses.fillna(np.inf).min("learning_rate")
     texts = []
     for depth in tried:
-        best = losses.sel(depth=depth).fillna(np.inf).min("learning_rate").values
-        trains = "trains" if best.min() < LEARNT * guessing else "does not"
-        slow = ", but learns" if trains != "trains" and best.max() < NOTHING * guessing else ""
-        texts.append(f"depth {depth} {trains}{slow}: {_spread(best)}")
-    deepest = losses.isel(depth=-1).fillna(np.inf)
+        own = best.sel(depth=depth).values
+        trains = "trains" if own.min() < LEARNT * guessing else "does not"
+        slow = ", but learns" if trains != "trains" and own.max() < NOTHING * guessing else ""
+        texts.append(f"depth {depth} {trains}{slow}: {_spread(own)}")
     reached = bool(tried) and tried[-1] == results["depth"].values[-1] and _shallow_trains(results)
-    return Claim(
+    learns = decide_below(best.isel(depth=-1).values, NOTHING * guessing) if reached else None
+    return _judged(
         f"the deepest is untrainable, not merely slow: {times} times the steps leave it at the "
         f"loss of guessing ({guessing:.2f}, or less by at most 5 %)",
-        ARTICLE,
         f"best loss after {times * results.attrs['steps']} steps, plain nets that had stopped: "
         + ("; ".join(texts) or "none was trained on"),
-        bool(deepest.min() > NOTHING * guessing) if reached else None,
+        None if learns is None else not learns,
+        statement=UNTRAINABLE,
+        rule=f"best training loss over the learning rates after {times} times the steps, at the "
+        f"largest depth, above {NOTHING:.0%} of the loss of guessing; {DECISION}",
+        numbers=_numbers(best.sel(depth=tried)),
     )
 
 
 def _skips(results: xr.Dataset) -> Claim:
-    guessing = math.log(results.attrs["classes"])
-    plain, skip = (results["best_loss"].sel(architecture=name) for name in NAMES)
-    stuck = stuck_depths(plain, guessing)
-    lifted = skip.sel(depth=stuck).values < LEARNT * guessing
-    return Claim(
+    skip = results["best_loss"].sel(architecture=NAMES[1])
+    states = trained(skip, math.log(results.attrs["classes"]))
+    lifted = [
+        state for state, plain in zip(states, _plain_states(results), strict=True) if plain is False
+    ]
+    return _judged(
         "residual connections lift it: nets as deep as the plain ones that stopped train within "
         "the same steps",
-        ARTICLE,
-        _by_depth(results, "batch, skip"),
-        bool(lifted.all()) if stuck and _shallow_trains(results) else None,
+        _by_depth(results, NAMES[1]),
+        decide_all(lifted) if _shallow_trains(results) else None,
+        statement=RELIEF,
+        rule="best training loss over the learning rates below half the loss of guessing at every "
+        f"depth at which plain nets are above it; {DECISION}",
+        numbers=_numbers(skip),
     )
+
+
+def _plain_states(results: xr.Dataset) -> list[bool | None]:
+    plain = results["best_loss"].sel(architecture=NAMES[0])
+    return trained(plain, math.log(results.attrs["classes"]))
+
+
+def _numbers(losses: xr.DataArray) -> dict[str, list[float]]:
+    """Return the losses of the seeds by depth."""
+    return {f"depth {int(each['depth'])}": each.values.tolist() for each in losses}
 
 
 def _shallow_trains(results: xr.Dataset) -> bool:
     """Whether the steps and learning rates are enough for a plain net of the least depth."""
-    shallow = results["best_loss"].sel(architecture="batch").isel(depth=0)
-    return bool((shallow < LEARNT * math.log(results.attrs["classes"])).all())
+    return _plain_states(results)[0] is True
 
 
 def _by_depth(results: xr.Dataset, architecture: str) -> str:
@@ -242,7 +271,8 @@ def _with_more_steps(
     """Losses of the plain nets that did not train, trained again with more steps."""
     losses = xr.full_like(results["loss"].sel(architecture="batch", drop=True), math.nan)
     plain, times = results["best_loss"].sel(architecture="batch"), results.attrs["longer"]
-    stuck = stuck_depths(plain, math.log(results.attrs["classes"]))
+    above = plain.min("seed") > LEARNT * math.log(results.attrs["classes"])
+    stuck = [int(depth) for depth in plain["depth"].values[above.values]]
     if stuck and times > 1:
         which = results.coords.to_dataset().sel(architecture=["batch"], depth=stuck)
         more = trained({**common, "steps": times * common["steps"]}, which)
