@@ -8,6 +8,7 @@ A record is the .json that `normscope run` writes beside a figure. Needs nothing
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+WHY = "why.json"  # verdict, and why, by the begin of a statement; written by hand
 VERDICTS = ("reproduced", "partly", "not reproduced", "undecided")
 SCALES = ("quick", "small", "medium", "paper")
 BEYOND = "beyond the paper"
@@ -28,11 +30,19 @@ PAPERS = {
 }
 HEAD = """# Gallery
 
-What each paper says, whether it comes out here, and why. The verdict on a statement is that of the
-largest scale it was run at, combined from its parts: *partly* means that some parts hold and others
-do not, *undecided* that seeds, grid or scale cannot decide it. The [figures](#figures) and
-[every claim](#every-claim), with those of normscope itself, follow.
+What each paper says, whether it comes out here, and why; the main statements first. A verdict is
+that of the largest [scale](../how_to/reproduce.md) at which each figure was run, combined from its
+parts: *partly* means that some parts hold and others do not, *undecided* that seeds, grid or scale
+cannot decide it. *Measured* is the part that decides: the statistic of its rule, mean ± standard
+deviation over seeds, ratio with its 95 % bootstrap interval. Each figure's page has the whole rule.
+The [figures](#figures) and [every claim](#every-claim), with those of normscope itself, follow.
 """
+FIRST = {  # figures with a paper's main statements; the others follow in their order
+    "santurkar2018": ("figure4", "figure1", "figure10", "figure3", "figure2"),
+    "wei2018": ("figure2", "figure1"),
+    "kohler2018": ("ols", "halfspace"),
+    "cohen2021": ("gradient_descent",),
+}
 FIGURES = """## Figures
 
 A picture leads to the figure's page, with the claims, the rules that decide them, settings and the
@@ -67,7 +77,7 @@ def page() -> str:
     by_paper = {key: by_paper[key] for key in [*order, *(set(by_paper) - set(order))]}
     parts = [HEAD]
     for key, records in by_paper.items():
-        parts += [f"## {PAPERS.get(key, key)}\n", statements_table(records)]
+        parts += [f"## {PAPERS.get(key, key)}\n", statements_table(key, records)]
         if key in PAGES:
             parts.append(f"[Discussion of these results]({PAGES[key]})\n")
     parts.append(FIGURES)
@@ -80,23 +90,33 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def statements_table(records: list[Record]) -> str:
-    """Return a table with the verdict on each statement of a paper, at the largest scale run."""
-    found: dict[str, dict[str, list[Claim]]] = {}
-    for record in records:
-        for claim in record["claims"]:
+def statements_table(paper: str, records: list[Record]) -> str:
+    """Return a table of a paper's statements, judged by each figure at its largest scale."""
+    found: dict[str, list[Claim]] = {}
+    for record in sorted(records, key=lambda record: place(paper, record)):
+        scales = [other["scale"] for other in records if other["name"] == record["name"]]
+        for claim in record["claims"] if record["scale"] == max(scales, key=SCALES.index) else ():
             if claim.get("origin", "paper") == "paper":
-                by_scale = found.setdefault(claim.get("statement") or claim["text"], {})
-                by_scale.setdefault(record["scale"], []).append({**claim, "page": record["page"]})
-    rows = [["the paper says", "verdict", "scale", "why"], ["---"] * 4]
-    for statement, by_scale in found.items():
-        scale = max(by_scale, key=SCALES.index)
-        claims = by_scale[scale]
+                of_figure = {"page": record["page"], "scale": record["scale"]}
+                statement = claim.get("statement") or claim["text"]
+                found.setdefault(statement, []).append({**claim, **of_figure})
+    rows = [["the paper says", "verdict", "measured", "why, or what would decide it"], ["---"] * 4]
+    for statement, claims in found.items():
         pages = dict.fromkeys(claim["page"] for claim in claims)
         links = ", ".join(f"[{Path(page).name}]({page}.md)" for page in pages)
         verdict = combined([claim["verdict"] for claim in claims])
-        rows.append([f"{cell(statement)} ({links})", f"**{verdict}**", scale, reason(claims)])
+        scales = sorted({claim["scale"] for claim in claims}, key=SCALES.index)
+        said, judged = f"{cell(statement)} ({links})", f"**{verdict}** ({', '.join(scales)})"
+        rows.append([said, judged, measurement(claims), explanation(statement, verdict, claims)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def place(paper: str, record: Record) -> int:
+    """Return the place of a record's statements: those of the main figures come first."""
+    first = FIRST.get(paper, ())
+    figure = record["name"].rpartition("/")[2]
+    matching = [i for i, each in enumerate(first) if re.fullmatch(rf"{each}(_.*)?", figure)]
+    return matching[0] if matching else len(first)
 
 
 def combined(verdicts: list[str]) -> str:
@@ -108,19 +128,34 @@ def combined(verdicts: list[str]) -> str:
     return "partly" if is_mixed else "undecided"
 
 
-def reason(claims: list[Claim]) -> str:
-    """Return in one line why a statement has its verdict: the part that decides, with numbers."""
-    count = Counter(claim["verdict"] for claim in claims)
-    worst = max(claims, key=lambda claim: VERDICTS.index(claim["verdict"]))
+def measurement(claims: list[Claim]) -> str:
+    """Return what decides a statement: the worst of its parts with its statistic and numbers."""
     against = [claim for claim in claims if claim["verdict"] == "not reproduced"]
-    shown = against[0] if against else worst
+    worst = max(claims, key=lambda claim: VERDICTS.index(claim["verdict"]))
+    shown = max(against, key=lambda claim: SCALES.index(claim["scale"])) if against else worst
     numbers = shown["measured"].split(" (over all steps")[0]
-    if shown.get("resolve"):
-        numbers = f"{numbers}; undecided: {shown['resolve']}"
+    count = Counter(claim["verdict"] for claim in claims)
+    parts = ", ".join(f"{count[each]} {each}" for each in VERDICTS if count[each])
     if len(claims) == 1:
         return cell(numbers)
-    parts = ", ".join(f"{count[each]} {each}" for each in VERDICTS if count[each])
     return cell(f"{len(claims)} parts: {parts}. {shown['text']}: {numbers}")
+
+
+def explanation(statement: str, verdict: str, claims: list[Claim]) -> str:
+    """Return why a statement has its verdict; without an entry, what it lacks, or its rule."""
+    for begin, entry in explanations().items():
+        if statement.startswith(begin) and entry["verdict"] == verdict:
+            return cell(entry["why"])
+    lacking = dict.fromkeys(claim["resolve"] for claim in claims if claim.get("resolve"))
+    rules = dict.fromkeys(re.split("[;:]", claim.get("rule") or "")[0] for claim in claims)
+    return cell("; ".join(lacking) or "; ".join(rules))
+
+
+@functools.cache
+def explanations() -> dict[str, dict[str, str]]:
+    """Return the explanations by the begin of the statement."""
+    found: dict[str, dict[str, str]] = json.loads((RESULTS / WHY).read_text(encoding="utf-8"))
+    return found
 
 
 def claims_list(records: list[Record]) -> str:
@@ -149,8 +184,20 @@ def claims_list(records: list[Record]) -> str:
 
 
 def cell(text: str) -> str:
-    """Return a text for a cell of a Markdown table."""
+    r"""Return a text for a cell of a Markdown table, with readable numbers.
+
+    >>> cell("1.13e+03 to 2.77e+07, a | b")
+    '1,130 to 2.77e7, a \\| b'
+    """
+    text = re.sub(r"\d(?:\.\d+)?e[+-]\d+", lambda found: readable(found[0]), text)
     return " ".join(text.split()).replace("|", "\\|")
+
+
+def readable(number: str) -> str:
+    """Return a number with an exponent in full up to a million, else with a short exponent."""
+    mantissa, _, exponent = number.partition("e")
+    is_short = 0 < int(exponent) < 6
+    return f"{float(number):,.0f}" if is_short else f"{mantissa}e{int(exponent)}"
 
 
 def natural_order(file: Path) -> tuple[str, list[tuple[int, str]], str]:

@@ -336,6 +336,18 @@ def test_gallery_opens_with_the_verdict_on_every_statement_of_the_papers():
         assert gallery_module().combined(list(verdicts)) == combine_verdicts(verdicts)
 
 
+def test_explanations_of_the_gallery_are_those_of_its_verdicts():
+    gallery = text_of(DOCS / "results" / "index.md")
+    rows = gallery[: gallery.index("## Figures")].splitlines()
+    explained = json.loads(text_of(DOCS / "results" / "why.json"))
+    assert len(explained) > 20
+    for begin, entry in explained.items():
+        (row,) = [row for row in rows if row.startswith(f"| {begin}")]
+        assert f"**{entry['verdict']}**" in row
+        assert row.endswith(f"| {entry['why']} |")
+    assert gallery_module().cell("1.13e+03, 2.77e-07, a | b") == r"1,130, 2.77e-7, a \| b"
+
+
 def test_gallery_has_every_figure_that_can_be_run():
     gallery = text_of(DOCS / "results" / "index.md")
     figures = [name for name in EXPERIMENTS if "/" in name]  # the tour is of no paper
