@@ -345,6 +345,7 @@ def test_explanations_of_the_gallery_are_those_of_its_verdicts():
         (row,) = [row for row in rows if row.startswith(f"| {begin}")]
         assert f"**{entry['verdict']}**" in row
         assert row.endswith(f"| {entry['why']} |")
+    assert [row for row in rows if row.startswith("| ") and row.endswith("|  |")] == []
     assert gallery_module().cell("1.13e+03, 2.77e-07, a | b") == r"1,130, 2.77e-7, a \| b"
 
 

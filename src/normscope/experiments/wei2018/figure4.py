@@ -37,8 +37,8 @@ def _claims(results: xr.Dataset) -> list[Claim]:
         left_out = f"; not every seed ended at gamma {', '.join(lost)}" if lost else ""
         if loss.size < 3:
             measured = f"all seeds ended at {loss.size} of {every.sizes['gamma']} gammas{left_out}"
-            more = {"statement": _STATEMENT, "rule": RANK_RULE, "resolve": "three gammas or more"}
-            claims.append(Claim(text, source, measured, None, **more))
+            claim = Claim(text, source, measured, None, _STATEMENT, RANK_RULE)
+            claims.append(replace(claim, resolve="three gammas or more"))
             continue
         points = every.sel(gamma=loss["gamma"]).stack(point=("gamma", "seed"))
         rank = float(spearmanr(points["gamma"].values, points.values).statistic)

@@ -294,8 +294,8 @@ def smaller_is(results: xr.Dataset, source: str, text: str) -> list[Claim]:
         lowest = _mean_loss(panel).min("learning_rate").dropna(_row(panel))
         if lowest.size < 3:
             rows = f"{lowest.size} rows"
-            more = {"statement": LOWER, "rule": RANK_RULE, "resolve": "three rows or more"}
-            claims.append(Claim(f"{text} ({loss})", source, rows, None, **more))
+            claim = Claim(f"{text} ({loss})", source, rows, None, LOWER, RANK_RULE)
+            claims.append(replace(claim, resolve="three rows or more"))
             continue
         rank = float(spearmanr(lowest[_row(panel)].values, lowest.values).statistic)
         ends = f"{float(lowest[0]):.3g} at the smallest, {float(lowest[-1]):.3g} at the largest"

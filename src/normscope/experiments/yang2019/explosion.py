@@ -118,26 +118,24 @@ def _limits(results: xr.Dataset) -> list[Claim]:
 
 
 def _falls(results: xr.Dataset) -> Claim:
-    growth = np.log(results["growth"].transpose("activation", "batch_size", "seed"))
+    growth = results["growth"].transpose("activation", "batch_size", "seed")
     means = results["growth"].mean("seed")
     texts = [
         f"{name} {' '.join(f'{value:.3f}' for value in means.sel(activation=name).values)}"
         for name in results["activation"].values
     ]
     sizes = "/".join(str(size) for size in results["batch_size"].values)
-    steps = growth.diff("batch_size").values.reshape(-1, growth.sizes["seed"])
-    exploding = -growth.values.reshape(-1, growth.sizes["seed"])
+    logs = np.log(growth.values)
+    rises, below_one = (each.reshape(-1, logs.shape[-1]) for each in (np.diff(logs, axis=1), -logs))
     return _judged(
         "for every nonlinearity gradients explode, the less the larger the batch",
         f"growth by batch {sizes}: {'; '.join(texts)}",
-        decide_all([decide_below(row) for row in (*steps, *exploding)]) if len(steps) else None,
+        decide_all([decide_below(row) for row in (*rises, *below_one)]) if len(rises) else None,
         statement=EVERY,
         rule="growth per layer above 1 at every batch size, and less at each than at the one "
         f"before, for each nonlinearity; {DECISION}",
         numbers={
-            f"{name}, batch {size}": np.exp(
-                growth.sel(activation=name, batch_size=size)
-            ).values.tolist()
+            f"{name}, batch {size}": growth.sel(activation=name, batch_size=size).values.tolist()
             for name in map(str, results["activation"].values)
             for size in results["batch_size"].values.tolist()
         },
