@@ -69,7 +69,7 @@ def explosion_claims(results: xr.Dataset) -> list[Claim]:
     activations = [str(name) for name in results["activation"].values]
     claims = [
         *(_limits(results) if "relu" in activations else []),
-        _falls(results),
+        *_explosions(results, activations),
         *(
             _linear(results) if name == "linear" else _matches_theory(results, name)
             for name in activations
@@ -117,27 +117,44 @@ def _limits(results: xr.Dataset) -> list[Claim]:
     ]
 
 
-def _falls(results: xr.Dataset) -> Claim:
-    growth = results["growth"].transpose("activation", "batch_size", "seed")
-    means = results["growth"].mean("seed")
-    texts = [
-        f"{name} {' '.join(f'{value:.3f}' for value in means.sel(activation=name).values)}"
-        for name in results["activation"].values
+def _explosions(results: xr.Dataset, activations: Sequence[str]) -> list[Claim]:
+    """Judge the nonlinear activations, of which the article speaks, apart from the linear one."""
+    nonlinear = [name for name in activations if name != "linear"]
+    text = "gradients explode, the less the larger the batch"
+    parts = {
+        f"for every nonlinearity {text}": (nonlinear, "paper"),
+        f"without a nonlinearity {text}": (["linear"], "beyond the paper"),
+    }
+    return [
+        _falls(results, names, text, origin)
+        for text, (names, origin) in parts.items()
+        if set(names) & set(activations)
     ]
-    sizes = "/".join(str(size) for size in results["batch_size"].values)
+
+
+def _falls(results: xr.Dataset, activations: Sequence[str], text: str, origin: str) -> Claim:
+    """Judge whether gradients explode with some activations, the less the larger the batch."""
+    growth = results["growth"].sel(activation=list(activations))
+    growth = growth.transpose("activation", "batch_size", "seed")
+    means = [
+        f"{name} {' '.join(f'{value:.3f}' for value in row.mean('seed').values)}"
+        for name, row in zip(activations, growth, strict=True)
+    ]
+    sizes = results["batch_size"].values.tolist()
     logs = np.log(growth.values)
     rises, below_one = (each.reshape(-1, logs.shape[-1]) for each in (np.diff(logs, axis=1), -logs))
     return _judged(
-        "for every nonlinearity gradients explode, the less the larger the batch",
-        f"growth by batch {sizes}: {'; '.join(texts)}",
+        text,
+        f"growth by batch {'/'.join(map(str, sizes))}: {'; '.join(means)}",
         decide_all([decide_below(row) for row in (*rises, *below_one)]) if len(rises) else None,
         statement=EVERY,
         rule="growth per layer above 1 at every batch size, and less at each than at the one "
-        f"before, for each nonlinearity; {DECISION}",
+        f"before; {DECISION}",
+        origin=origin,
         numbers={
-            f"{name}, batch {size}": growth.sel(activation=name, batch_size=size).values.tolist()
-            for name in map(str, results["activation"].values)
-            for size in results["batch_size"].values.tolist()
+            f"{name}, batch {size}": values.tolist()
+            for name, rows in zip(activations, growth.values, strict=True)
+            for size, values in zip(sizes, rows, strict=True)
         },
     )
 
