@@ -14,9 +14,8 @@ from torch.nn.modules.conv import _ConvNd
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.layers.kinds import NoNorm, is_norm
 from normscope.layers.position_norm import PositionNorm
-from normscope.probes.cost import Cost
 from normscope.probes.execution import weight_layers
-from normscope.probes.probe import PROBES, Dimensions, Probe, Values
+from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
 
 if TYPE_CHECKING:
     from normscope.probes.context import StepContext

@@ -10,9 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from normscope.errors import StateError
-from normscope.probes.cost import Cost
 from normscope.probes.gradients import difference_and_cosine
-from normscope.probes.probe import PROBES, Dimensions, Probe, Values
+from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
 
 if TYPE_CHECKING:
     from normscope.probes.context import StepContext

@@ -1,12 +1,19 @@
-"""Comparison of two gradients, parameter by parameter: l2 distance and cosine."""
+"""Gradient norms by layer, and the l2 distance and cosine of two gradients."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from normscope.probes.probe import PROBES, Dimensions, Probe, Values
+
+if TYPE_CHECKING:
+    from normscope.probes.context import StepContext
 
 _SMALL = 2**14  # entries; smaller tensors are concatenated to save calls
 _PIECE = 2**18  # entries compared at a time, so that their difference takes little memory
@@ -137,3 +144,28 @@ def _squared(tensor: Tensor) -> Tensor:
 
 def _root(number: float) -> float:
     return math.sqrt(number) if number >= 0 else math.nan
+
+
+@PROBES.register(name="gradient_norms")
+class GradientNorms(Probe):
+    """l2 norm of the gradient of each layer's own parameters, its weight and bias.
+
+    Measures ``gradient_norm``; NaN for a layer that is frozen or does not run.
+
+    Args:
+        every: minimum number of training steps between two measurements.
+    """
+
+    @property
+    def variables(self) -> Dimensions:
+        """Names of the values, with their dimensions after ``step``."""
+        return {"gradient_norm": ("layer",)}
+
+    def measure(self, context: StepContext) -> Values:
+        """Return one norm for each layer."""
+        sizes = squared_norms(context.gradient)
+        norms = []
+        for layer in context.layers:
+            own = [sizes[name] for name in layer.parameters if name in sizes]
+            norms.append(math.sqrt(sum(own)) if own else math.nan)
+        return {"gradient_norm": np.array(norms)}

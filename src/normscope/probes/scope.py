@@ -15,10 +15,9 @@ import xarray as xr
 from normscope.errors import InputError, StateError
 from normscope.interrupts import interrupt_safe
 from normscope.probes.context import ParameterBuffers, StepContext
-from normscope.probes.cost import ScopeCost, scope_cost
 from normscope.probes.execution import weight_layers
 from normscope.probes.observed import is_measuring_process, observe
-from normscope.probes.probe import Probe, ProbeChoice, choose_probes
+from normscope.probes.probe import Probe, ProbeChoice, ScopeCost, choose_probes, scope_cost
 from normscope.probes.ray import DISTANCES, check_distances
 from normscope.probes.record import Row, ScopeRecord
 from normscope.probes.schedule import Schedule

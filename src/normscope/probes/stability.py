@@ -20,12 +20,10 @@ from normscope.learning_rate.update_rule import (
     rule_of,
 )
 from normscope.probes.batch_loss import BatchLoss
-from normscope.probes.cost import FORWARD, Cost
 from normscope.probes.crossing import find_crossing
-from normscope.probes.curvature import MATVECS, TOLERANCE, Curvature
+from normscope.probes.curvature import MATVECS, TOLERANCE, Curvature, curvature_along
 from normscope.probes.gradients import squared_norms
-from normscope.probes.hessian_product import curvature_along
-from normscope.probes.probe import PROBES, Dimensions, Probe, Values
+from normscope.probes.probe import FORWARD, PROBES, Cost, Dimensions, Probe, Values
 from normscope.problem.problem import Problem
 from normscope.warn import silenced
 

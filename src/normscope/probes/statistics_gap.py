@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from normscope.errors import InputError
 from normscope.layers.kinds import is_batch_norm, is_lp_norm
 from normscope.layers.population import batch_statistics, population_statistics, spread_name
-from normscope.probes.cost import Cost
-from normscope.probes.probe import PROBES, Dimensions, Probe, Values
+from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
 from normscope.warn import silenced
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from normscope.learning_rate.compared import MODES
 from normscope.learning_rate.stability import ShortRun
 from normscope.learning_rate.verification import Verification
 from normscope.probes import Cost
-from normscope.probes.cost import ScopeCost
+from normscope.probes.probe import ScopeCost
 from normscope.results import Claim, Store
 from normscope.sweeps import Cell, Failure, Report, status
 from normscope.text import Table

@@ -1,4 +1,4 @@
-"""The roughness (beta), the paper's effective smoothness: how fast the gradient changes."""
+"""Probes along the gradient: the loss, the gradient's change and its rate of change (roughness)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,83 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from normscope.probes.cost import Cost
-from normscope.probes.hessian_product import hessian_product
-from normscope.probes.probe import PROBES, Dimensions, Probe, Values
+from normscope.probes.curvature import hessian_product
+from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
 
 if TYPE_CHECKING:
     from normscope.probes.context import StepContext
 
 
+class _RayProbe(Probe):
+    """Base of the probes that need only the points on the ray."""
+
+    needs_pass = False
+    needs_learning_rate = True
+
+
+@PROBES.register(name="loss_variation")
+class LossVariation(_RayProbe):
+    r"""Loss at steps of several lengths along the negative gradient, and its range.
+
+    .. math:: L(\theta - s \eta g)
+
+    for multiples s of the learning rate. The model is evaluated there, not trained. Measures
+    ``ray_loss`` at each distance and its minimum and maximum, ``loss_low`` and ``loss_high``.
+
+    Reference: santurkar2018, Figure 4 (a). Notation: s = distance.
+
+    Args:
+        every: minimum number of training steps between two measurements.
+    """
+
+    ray = "losses"
+
+    @property
+    def variables(self) -> Dimensions:
+        """Names of the values, with their dimensions after ``step``."""
+        return {"ray_loss": ("distance",), "loss_low": (), "loss_high": ()}
+
+    def measure(self, context: StepContext) -> Values:
+        """Return the losses along the ray and their range."""
+        losses = context.ray.losses
+        return {"ray_loss": losses, "loss_low": np.min(losses), "loss_high": np.max(losses)}
+
+
+@PROBES.register(name="gradient_predictiveness")
+class GradientPredictiveness(_RayProbe):
+    r"""Change of the gradient along its own direction: l2 distance and cosine.
+
+    .. math:: \lVert \nabla L(\theta) - \nabla L(\theta - s \eta g) \rVert_2
+
+    for multiples s of the learning rate. Measures ``gradient_distance`` and ``gradient_cosine`` at
+    each distance, and the minimum and maximum of both (``_low``, ``_high``).
+
+    Reference: santurkar2018, Figures 4 (b) and 10. Notation: s = distance.
+
+    Args:
+        every: minimum number of training steps between two measurements.
+    """
+
+    ray = "gradients"
+
+    @property
+    def variables(self) -> Dimensions:
+        """Names of the values, with their dimensions after ``step``."""
+        curves = ("gradient_distance", "gradient_cosine")
+        bands = (f"{curve}_{end}" for curve in curves for end in ("low", "high"))
+        return dict.fromkeys(curves, ("distance",)) | dict.fromkeys(bands, ())
+
+    def measure(self, context: StepContext) -> Values:
+        """Return distances and cosines along the ray and their ranges."""
+        values: Values = {}
+        curves = (context.ray.differences, context.ray.cosines)
+        for name, curve in zip(("gradient_distance", "gradient_cosine"), curves, strict=True):
+            values |= {name: curve, f"{name}_low": np.min(curve), f"{name}_high": np.max(curve)}
+        return values
+
+
 @PROBES.register(name="effective_smoothness")
-class EffectiveSmoothness(Probe):
+class EffectiveSmoothness(_RayProbe):
     r"""Roughness (beta): the largest change of the gradient per length on the ray.
 
     .. math:: \beta = \max_s
@@ -36,8 +103,6 @@ class EffectiveSmoothness(Probe):
     """
 
     ray = "gradients"
-    needs_pass = False
-    needs_learning_rate = True
 
     def __init__(self, local: bool = False, every: int | None = None) -> None:
         super().__init__(every)
