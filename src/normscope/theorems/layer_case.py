@@ -211,6 +211,10 @@ class LayerCase:
     probes: Tensor | None = None
     dense_limit: int = DENSE_LIMIT
 
+    def units_in(self, form: str) -> Units:
+        """Return the units as a form of a statement takes them: only "exact" with eps."""
+        return self.units if form == "exact" else self.units.without_eps()
+
     @cached_property
     def direction(self) -> Tensor:
         """The gradient, or zero if it is rounding error, as in a batch of two."""

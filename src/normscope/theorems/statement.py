@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class Sides:
     premise_met: Tensor | None = None
 
 
+@dataclass(eq=False, repr=False)
 class Statement:
     """A theorem under its name; called with a case and a form it returns both sides.
 
@@ -54,24 +55,16 @@ class Statement:
         sums: whether its sides may be summed over the units of a layer.
     """
 
-    __name__: str
+    function: Callable[..., Sides]
+    forms: tuple[str, ...]
+    variants: tuple[str, ...]
+    case: Callable[..., Any]
+    needs: tuple[str, ...]
+    sums: bool
+    __name__: str = field(init=False)
 
-    def __init__(
-        self,
-        function: Callable[..., Sides],
-        forms: tuple[str, ...],
-        variants: tuple[str, ...],
-        case: Callable[..., Any],
-        needs: tuple[str, ...],
-        sums: bool,
-    ) -> None:
-        functools.update_wrapper(self, function)
-        self.function = function
-        self.forms = forms
-        self.variants = variants
-        self.case = case
-        self.needs = needs
-        self.sums = sums
+    def __post_init__(self) -> None:
+        functools.update_wrapper(self, self.function)
 
     def __call__(self, case: Any, form: str = "exact", variant: str = "") -> Sides:
         """Return both sides for a case.

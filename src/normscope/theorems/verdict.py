@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -152,13 +152,13 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
     relevant = [each for each in every if each.premise_met is not False] or every
     chosen = min(relevant, key=_strain)
     failures = sum(each.failures or 0 for each in every)
-    changes = {
-        "holds": failures == 0,
-        "cases": sum(each.cases for each in every),
-        "failures": failures,
-        "unmet": sum(each.unmet for each in every),
-    }
-    return Verdict(**{**chosen.__dict__, **changes})
+    return replace(
+        chosen,
+        holds=failures == 0,
+        cases=sum(each.cases for each in every),
+        failures=failures,
+        unmet=sum(each.unmet for each in every),
+    )
 
 
 def _strain(verdict: Verdict) -> float:
