@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -177,8 +178,8 @@ class Observer:
         self._is_finished = False  # checkpointed parts run again in the backward pass
         self.attention = AttentionRecorder(self._running)
         for path, module in model.named_modules():
-            module.register_forward_pre_hook(self._before(path), with_kwargs=True)
-            module.register_forward_hook(self._after(path), always_call=False)
+            module.register_forward_pre_hook(partial(self._before, path), with_kwargs=True)
+            module.register_forward_hook(partial(self._after, path))
 
     def finish(self, output: Any) -> Observation:
         """Return what was seen, after the forward pass.
@@ -189,8 +190,7 @@ class Observer:
         found = [each for each in output_tensors(output) if each.is_floating_point()]
         if found:
             self.seen.output = found[0].detach().clone()
-            made = self._source(found[0])
-            self.seen.output_source = made
+            self.seen.output_source = self._source(found[0])
         self._is_finished = True
         self.seen.attention = self.attention.found
         self._made.clear()
@@ -200,20 +200,19 @@ class Observer:
         whole = id(module) in self._norms or isinstance(module, nn.MultiheadAttention)
         return whole or next(module.children(), None) is None
 
-    def _before(self, path: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            if self._is_finished:
-                return
-            tensor = _first_float((args, named))
-            if tensor is not None:
-                self._check(tensor, self._running[-1] if self._running else "the data")
-            self._running.append(path)
-            call = self._start(path, module, tensor) if self._is_layer(module) else None
-            self._open.append(call)
-            if isinstance(module, nn.MultiheadAttention):
-                self.attention.record_module(path, module, args, named)
-
-        return hook
+    def _before(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        if self._is_finished:
+            return
+        tensor = _first_float((args, named))
+        if tensor is not None:
+            self._check(tensor, self._running[-1] if self._running else "the data")
+        self._running.append(path)
+        call = self._start(path, module, tensor) if self._is_layer(module) else None
+        self._open.append(call)
+        if isinstance(module, nn.MultiheadAttention):
+            self.attention.record_module(path, module, args, named)
 
     def _start(self, path: str, module: nn.Module, tensor: Tensor | None) -> Call:
         source = None if tensor is None else self._source(tensor)
@@ -227,19 +226,16 @@ class Observer:
                 call.eps = epsilon(module) or 0.0
         return call
 
-    def _after(self, path: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if self._is_finished:
-                return
-            self._running.pop()
-            call = self._open.pop()
-            tensor = _first_float(output)
-            if tensor is not None:
-                self._check(tensor, path)
-            if call is not None:
-                self._end(call, tensor)
-
-        return hook
+    def _after(self, path: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self._is_finished:
+            return
+        self._running.pop()
+        call = self._open.pop()
+        tensor = _first_float(output)
+        if tensor is not None:
+            self._check(tensor, path)
+        if call is not None:
+            self._end(call, tensor)
 
     def _end(self, call: Call, tensor: Tensor | None) -> None:
         call.order = len(self.seen.calls)
@@ -250,18 +246,15 @@ class Observer:
         call.output = signal_of(tensor, axis)
         self._made[id(tensor)] = (call.order, _version(tensor), tensor)
         if tensor.requires_grad:
-            tensor.register_hook(self._gradient_of(call))  # type: ignore[no-untyped-call]
+            tensor.register_hook(partial(self._add_gradient, call))  # type: ignore[no-untyped-call]
 
-    def _gradient_of(self, call: Call) -> Any:
-        def hook(gradient: Tensor) -> None:
-            call.gradient = float(gradient.detach().double().norm())
-            count = int((~gradient.isfinite()).sum())
-            if count and self.seen.non_finite is None:
-                user = next(self.seen.users_of(call), None)
-                parent = call.path.rpartition(".")[0]
-                self.seen.non_finite = (parent if user is None else user.path, True, count)
-
-        return hook
+    def _add_gradient(self, call: Call, gradient: Tensor) -> None:
+        call.gradient = float(gradient.detach().double().norm())
+        count = int((~gradient.isfinite()).sum())
+        if count and self.seen.non_finite is None:
+            user = next(self.seen.users_of(call), None)
+            parent = call.path.rpartition(".")[0]
+            self.seen.non_finite = (parent if user is None else user.path, True, count)
 
     def _check(self, tensor: Tensor, path: str) -> None:
         if self.seen.non_finite is None and not bool(tensor.detach().isfinite().all()):

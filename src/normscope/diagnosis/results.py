@@ -177,8 +177,9 @@ class Diagnosis(Rendered):
             names.setdefault(why, []).append(name)
         return [f"Not checked, {why.rstrip('.')}: {join_words(of)}." for why, of in names.items()]
 
-    def _table(self) -> Table:
-        rows = [
+    def rows(self) -> list[dict[str, str]]:
+        """Return what a table shows of each finding."""
+        return [
             {
                 "severity": each.severity,
                 "finding": each.name,
@@ -190,4 +191,6 @@ class Diagnosis(Rendered):
             }
             for each in self.findings
         ]
-        return Table(rows, f"Diagnosis: {self.summary}", self.reasons)
+
+    def _table(self) -> Table:
+        return Table(self.rows(), f"Diagnosis: {self.summary}", self.reasons)
