@@ -4,6 +4,7 @@ from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from normscope.layers.kinds import (
     NORMS,
     NoNorm,
+    PositionNorm,
     is_batch_norm,
     is_norm,
     kind_of,
@@ -14,7 +15,6 @@ from normscope.layers.kinds import (
 from normscope.layers.lp_norm import LpNorm1d, LpNorm2d, LpNorm3d
 from normscope.layers.noisy import Noise, NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d
 from normscope.layers.population import population_statistics
-from normscope.layers.position_norm import PositionNorm
 from normscope.layers.sample_norms import DynamicTanh, SampleRMSNorm, ShiftedRMSNorm
 from normscope.layers.surgery.convert import Change, convert, plan_conversion
 from normscope.layers.surgery.fold import fold

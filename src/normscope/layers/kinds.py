@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
@@ -140,6 +140,45 @@ class NoNorm(nn.Identity):
         return f"{self.num_features}, dimensions={self.dimensions}{axis}"
 
 
+class PositionNorm(nn.Module):
+    """Apply a norm layer for vectors to the features at every position.
+
+    All positions of all samples are the rows of one matrix, (rows, features). Batch normalization
+    so takes its statistics per feature over batch and positions, such as the tokens of a
+    transformer; layer, group and RMS normalization take those of each position.
+
+    In a causal language model, statistics over tokens contain later tokens: the prediction of a
+    token then depends on tokens that it must not know.
+
+    Args:
+        norm: a norm layer for (rows, features).
+        feature_axis: -1 for (..., features), 1 for (batch, features, *positions).
+        dimensions: spatial dimensions behind the features, which a later conversion may need.
+
+    >>> import torch
+    >>> tokens = torch.randn(8, 5, 3, generator=torch.Generator().manual_seed(0))
+    >>> y = PositionNorm(nn.BatchNorm1d(3))(tokens)
+    >>> bool(y.mean((0, 1)).abs().max() < 1e-6)
+    True
+    """
+
+    def __init__(self, norm: nn.Module, feature_axis: int = -1, dimensions: int = 0) -> None:
+        super().__init__()
+        self.norm = norm
+        self.feature_axis = feature_axis
+        self.dimensions = dimensions
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize the features at every position."""
+        last = x.movedim(self.feature_axis, -1)
+        rows: Tensor = self.norm(last.reshape(-1, last.shape[-1]))
+        return rows.reshape(last.shape).movedim(-1, self.feature_axis)
+
+    def extra_repr(self) -> str:
+        """Return the axis of the features, for the printed module."""
+        return f"feature_axis={self.feature_axis}"
+
+
 def normalization(
     kind: str, num_features: int, dimensions: int, gamma: float = 1.0, **options: Any
 ) -> nn.Module:
@@ -201,6 +240,20 @@ def is_lp_norm(module: nn.Module) -> bool:
         True if it divides by the p-norm of the batch.
     """
     return isinstance(module, _LP_NORMS)
+
+
+def averages_over_batch(module: nn.Module) -> bool:
+    """Return whether the module is batch or l_p normalization, whose statistics are of the batch.
+
+    >>> averages_over_batch(LpNorm1d(3)), averages_over_batch(nn.LayerNorm(3))
+    (True, False)
+    """
+    return is_batch_norm(module) or is_lp_norm(module)
+
+
+def batch_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the batch norm and l_p layers of a model by qualified name."""
+    return {name: each for name, each in model.named_modules() if averages_over_batch(each)}
 
 
 def is_norm(module: nn.Module) -> bool:

@@ -23,6 +23,7 @@ from normscope.layers.compiled import (
     LARGEST_UNCENTRED_RATIO,
     compiled_gradient,
     compiled_output,
+    is_channels_last,
 )
 from normscope.layers.standardize import LARGEST_RATIO, along_channels, channel_axes
 from normscope.layers.transforms import eager
@@ -261,10 +262,7 @@ def closed_form_gradient(
 
 def _dense(x: Tensor) -> Tensor:
     """Return the tensor itself if it is dense in a known memory format, else a contiguous copy."""
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
-    if x.is_contiguous() or (last is not None and x.is_contiguous(memory_format=last)):
-        return x
-    return x.contiguous()
+    return x if x.is_contiguous() or is_channels_last(x) else x.contiguous()
 
 
 def _like(gradient: Tensor, x: Tensor) -> Tensor:

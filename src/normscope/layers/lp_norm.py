@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
 from normscope.layers.lp_function import affine, lp_normalize
-from normscope.layers.standardize import along_channels
+from normscope.layers.standardize import along_channels, channel_axes
 from normscope.layers.transforms import transform_active, writable
 
 
@@ -128,7 +128,7 @@ class _LpNorm(nn.Module):
                 f"batch statistics need more than one value per channel, got an input of shape "
                 f"{tuple(x.shape)}; give a larger batch or use mode='eval'."
             )
-        dims = [dim for dim in range(x.dim()) if dim != 1]
+        dims = channel_axes(x.dim())
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean = torch.var_mean(wide, dims, correction=0)[1]
         size = (wide - along_channels(mean, wide) if self.centred else wide).abs()

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from normscope.errors import InputError, ShapeError, StateError
 from normscope.interrupts import Undo, interrupt_safe
-from normscope.layers.kinds import is_batch_norm, is_lp_norm
+from normscope.layers.kinds import batch_layers, is_lp_norm
 from normscope.layers.lp_function import scale
+from normscope.layers.standardize import along_channels, channel_axes
 from normscope.problem.batch import copy_batch, follow_model
 from normscope.problem.diagnose import FitCheck, require_module
 from normscope.problem.isolation import RandomGenerators, isolated
@@ -93,10 +94,10 @@ def population_statistics(
     """
     require_module(model, "population_statistics")
     refuse_scripted(model)
-    own = {n.replace(FSDP_PREFIX, ""): layer for n, layer in _batch_layers(model).items()}
+    own = {n.replace(FSDP_PREFIX, ""): layer for n, layer in batch_layers(model).items()}
     if is_sharded(model):
         model = GatheredModel(model).model
-    found = _batch_layers(model)
+    found = batch_layers(model)
     layers = layers_with_statistics(model)
     _warn_of("track_running_stats=False keeps none", [name for name in found if name not in layers])
     if not layers:
@@ -115,11 +116,6 @@ def population_statistics(
     _warn_of("no batch reached", [name for name in layers if name not in results])
     _write(own, results)
     return results
-
-
-def _batch_layers(model: nn.Module) -> dict[str, nn.Module]:
-    modules = model.named_modules()
-    return {name: module for name, module in modules if is_batch_norm(module) or is_lp_norm(module)}
 
 
 def _warn_of(reason: str, names: list[str]) -> None:
@@ -211,7 +207,7 @@ def layers_with_statistics(model: nn.Module) -> dict[str, nn.Module]:
     >>> list(layers_with_statistics(nn.Sequential(nn.BatchNorm1d(2), nn.ReLU())))
     ['0']
     """
-    found = _batch_layers(model).items()
+    found = batch_layers(model).items()
     return {name: layer for name, layer in found if layer.running_mean is not None}
 
 
@@ -333,9 +329,9 @@ def batch_statistics(layer: Any, x: Tensor, name: str) -> BatchStatistics:
             f"of shape {tuple(x.shape)}; use larger batches or drop the last one."
         )
     wide = x.to(torch.float32 if x.device.type == "mps" else torch.float64)
-    axes = [axis for axis in range(x.dim()) if axis != 1]
+    axes = channel_axes(x.dim())
     mean = wide.mean(axes)
-    centred = wide - mean.reshape(-1, *[1] * (x.dim() - 2))
+    centred = wide - along_channels(mean, x)
     if is_lp_norm(layer):
         size = scale(centred if layer.centred else wide, layer.p, layer.eps).flatten()
         return BatchStatistics(mean, size, size, x.shape[0])

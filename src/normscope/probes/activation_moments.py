@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
 from normscope.errors import ArgumentTypeError, InputError
-from normscope.layers.kinds import NoNorm, is_norm
-from normscope.layers.position_norm import PositionNorm
+from normscope.layers.kinds import NoNorm, PositionNorm, is_norm
 from normscope.probes.execution import weight_layers
 from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
 

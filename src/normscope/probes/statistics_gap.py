@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normscope.errors import InputError
-from normscope.layers.kinds import is_batch_norm, is_lp_norm
+from normscope.layers.kinds import batch_layers, is_lp_norm
 from normscope.layers.population import batch_statistics, population_statistics, spread_name
 from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
 from normscope.warn import silenced
@@ -79,7 +79,7 @@ class StatisticsGap(Probe):
     def add_hooks(self, hooks: ForwardHooks) -> None:
         """Read the inputs of the layers that normalize over the batch."""
         self._batch, self._running = {}, {}
-        for name, layer in _batch_layers(hooks.model).items():
+        for name, layer in batch_layers(hooks.model).items():
             hooks.before_call(layer, partial(self._read, name, layer))
 
     def _read(self, name: str, layer: Any, inputs: Any) -> None:
@@ -105,7 +105,7 @@ class StatisticsGap(Probe):
         population = self._population(context)
         pairs = [(self._batch, self._running), (self._batch, population)]
         pairs.append((self._running, population))
-        layers = _batch_layers(context.observed.model)
+        layers = batch_layers(context.observed.model)
         gaps = np.full((2, len(self._names or ()), len(COMPARISONS)), np.nan)
         for row, name in enumerate(self._names or ()):
             for column, (one, other) in enumerate(pairs):
@@ -117,7 +117,7 @@ class StatisticsGap(Probe):
         """Order the layers as in the first measured step; those that did not run come last."""
         if self._names is None:
             calls = context.order.first_calls
-            layers = _batch_layers(context.observed.model)
+            layers = batch_layers(context.observed.model)
             self._names = sorted(layers, key=lambda name: calls.get(name, np.inf))
 
     def _population(self, context: StepContext) -> Mapping[str, Statistics]:
@@ -138,11 +138,6 @@ class StatisticsGap(Probe):
         if self.population_data is None:
             return Cost(0)
         return Cost(1, "a forward pass over the population's data", exact=False)
-
-
-def _batch_layers(model: nn.Module) -> dict[str, nn.Module]:
-    modules = model.named_modules()
-    return {name: module for name, module in modules if is_batch_norm(module) or is_lp_norm(module)}
 
 
 def _gap(layer: Any, one: Statistics, other: Statistics) -> tuple[float, float]:

@@ -207,7 +207,7 @@ LARGEST_UNCENTRED_RATIO = 0.99
 
 _ORDERS = {math.inf: 0, 1.0: 1, 2.0: 2}
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _pointer, _long, _int = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _SHAPE = (_long, _long, _long, _int, _int, _int)
 
@@ -318,7 +318,8 @@ def compiled_sums(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
     if not (_plain(one) and _plain(other)) or one.numel() == 0 or one.dim() < 2:
         return None
     alike = one.shape == other.shape and one.stride() == other.stride()
-    if not (alike and _channels_innermost(one)) or transform_active() or tracing_active():
+    innermost = one.is_contiguous() if one.dim() == 2 else is_channels_last(one)
+    if not (alike and innermost) or transform_active() or tracing_active():
         return None
     kernel = _kernel("sums")
     if kernel is None:
@@ -343,11 +344,10 @@ def faster_sums(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
     return compiled_sums(one, other)
 
 
-def _channels_innermost(x: Tensor) -> bool:
-    last = _LAST.get(x.dim())
-    if last is None:
-        return x.dim() == 2 and x.is_contiguous()
-    return x.is_contiguous(memory_format=last)
+def is_channels_last(x: Tensor) -> bool:
+    """Return whether images or volumes are dense with the channels innermost."""
+    last = _CHANNELS_LAST.get(x.dim())
+    return last is not None and x.is_contiguous(memory_format=last)
 
 
 def _threads_for(count: int) -> int:
@@ -370,8 +370,7 @@ def _lp_shape(x: Tensor, order: float, *vectors: Tensor | None) -> tuple[int, ..
     threads = _threads_for(count)
     if x.is_contiguous():
         return samples, channels, count // (samples * channels), number, threads
-    last = _LAST.get(x.dim())
-    if last is not None and x.is_contiguous(memory_format=last):
+    if is_channels_last(x):
         return count // channels, channels, 1, number, threads
     return None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx, nn
 
-from normscope.layers.kinds import is_batch_norm, is_lp_norm
+from normscope.layers.kinds import averages_over_batch
 from normscope.problem.copies import copy_module
 from normscope.problem.hooks import defining_module, has_hooks
 from normscope.problem.trace import trace
@@ -54,7 +54,7 @@ def is_plain_layer(module: nn.Module) -> bool:
 
 def is_known_layer(module: nn.Module) -> bool:
     """Return whether the module is a norm layer, or a linear or convolution layer."""
-    return is_plain_layer(module) or is_batch_norm(module) or is_lp_norm(module)
+    return is_plain_layer(module) or averages_over_batch(module)
 
 
 @dataclass

@@ -19,11 +19,11 @@ from normscope.layers.detect import positionwise_norm, weight_norm_of
 from normscope.layers.kinds import (
     NORMS,
     NoNorm,
+    PositionNorm,
     is_batch_norm,
     kind_of,
     normalization,
 )
-from normscope.layers.position_norm import PositionNorm, normalization_at_positions
 from normscope.layers.sample_norms import group_count
 from normscope.layers.surgery.fold_weights import modules_after
 from normscope.layers.surgery.sites import Site, insert, insertion_sites, norm_sites
@@ -270,6 +270,47 @@ def _make(site: Site, to: str) -> nn.Module:
         channels, dimensions = size
         layer = normalization_at_positions(to, channels, site.feature_axis, dimensions, **options)
     return layer.to(site.like.device, site.like.dtype)
+
+
+def normalization_at_positions(
+    kind: str, num_features: int, feature_axis: int, dimensions: int = 0, **options: Any
+) -> nn.Module:
+    """Make a norm layer of a kind that takes the place of normalization at each position.
+
+    Args:
+        kind: a name in ``NORMS``.
+        num_features: features at a position.
+        feature_axis: -1 for (..., features), 1 for (batch, features, *positions).
+        dimensions: spatial dimensions behind the features, if their axis is 1.
+        **options: passed to the layer.
+
+    Returns:
+        A layer of the kind that takes such inputs, or a :class:`PositionNorm` around one.
+
+    Raises:
+        InputError: if the kind is "instance" and the features are last, where the positions of a
+            sample are unknown.
+
+    >>> normalization_at_positions("rms", 3, -1).normalized_shape
+    (3,)
+    >>> type(normalization_at_positions("batch", 3, -1).norm).__name__
+    'BatchNorm1d'
+    """
+    known = NORMS[kind]
+    if kind == "none":
+        return NoNorm(num_features, dimensions, feature_axis, **options)
+    if feature_axis == 1 and known.channelwise:
+        return normalization(kind, num_features, dimensions, **options)
+    if kind == "instance":
+        raise InputError(
+            "instance normalization averages each channel over the positions of a sample, but "
+            "layers that normalize the last dimension, as in a transformer, normalize each "
+            "position by itself; choose layer, rms, batch or dyt."
+        )
+    layer = normalization(kind, num_features, 0, **options)
+    if feature_axis == -1 and known.features_last:
+        return layer
+    return PositionNorm(layer, feature_axis, dimensions)
 
 
 def _copy_tensors(new: nn.Module, old: nn.Module, new_for: dict[int, Any]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from normscope.errors import ShapeError, StateError
 from normscope.interrupts import interrupt_safe
 from normscope.layers.detect import weight_norm_of
-from normscope.layers.kinds import is_batch_norm, is_lp_norm, refuse_lazy
+from normscope.layers.kinds import averages_over_batch, batch_layers, refuse_lazy
 from normscope.layers.surgery.call_graph import CallGraph, call_graphs, is_plain_layer
 from normscope.layers.surgery.fold_weights import (
     Layer,
@@ -240,7 +240,7 @@ def plan_folding(model: nn.Module) -> Plan:
     """Return what :func:`fold` does to a model."""
     for module in model.modules():
         refuse_lazy(module)
-    norms = {name for name, module in model.named_modules() if _is_affine_norm(module)}
+    norms = set(batch_layers(model))
     if not norms:
         return Plan([], {}, [])
     if has_global_hooks(backward=False):
@@ -254,10 +254,6 @@ def plan_folding(model: nn.Module) -> Plan:
     unseen = "it is not called where the forward pass can be traced in eval mode"
     kept = {name: planner.kept.get(name, unseen) for name in sorted(norms - folded)}
     return Plan(planner.folds, kept, graphs)
-
-
-def _is_affine_norm(module: nn.Module | None) -> bool:
-    return module is not None and (is_batch_norm(module) or is_lp_norm(module))
 
 
 class _Planner:
@@ -284,7 +280,8 @@ class _Planner:
 
     def search(self, graph: CallGraph) -> None:
         """Find the folds of one graph, repeatedly: a fold may make a neighbour foldable."""
-        waiting = [node for node in graph.module_calls() if _is_affine_norm(graph.module(node))]
+        calls = graph.module_calls()
+        waiting = [node for node in calls if averages_over_batch(self._module(graph, node))]
         progress = True
         while progress:
             progress = False

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from normscope.layers.detect import OWN_FORWARDS, is_candidate, positionwise_norm, trial_copy
 from normscope.layers.kinds import NORMS, is_lp_norm
+from normscope.layers.standardize import along_channels
 from normscope.problem.hooks import defining_module
 from normscope.problem.isolation import RandomGenerators
 
@@ -269,8 +270,7 @@ def _normalized(layer: nn.Module, x: Tensor) -> Tensor:
             result: Tensor = base.forward(layer, x)  # type: ignore[attr-defined]  # a norm class
             return result
     scale, shift = affine_map(layer)
-    shape = (-1, *[1] * (x.dim() - 2))
-    return x * scale.reshape(shape) + shift.reshape(shape)
+    return x * along_channels(scale, x) + along_channels(shift, x)
 
 
 def _trial_inputs(layer: Any) -> list[Tensor]:

@@ -12,8 +12,7 @@ from torch.nn.utils import parametrize
 
 from normscope.errors import InputError
 from normscope.layers.detect import epsilon, feature_count, is_candidate, positionwise_norm
-from normscope.layers.kinds import NoNorm, is_lp_norm, is_norm
-from normscope.layers.position_norm import PositionNorm
+from normscope.layers.kinds import NoNorm, PositionNorm, is_lp_norm, is_norm
 from normscope.layers.surgery.call_graph import PLAIN_LAYERS, is_sequential
 from normscope.layers.surgery.fold_weights import in_channels, out_channels, spatial_dimensions
 from normscope.problem.copies import copy_module, undisturbed

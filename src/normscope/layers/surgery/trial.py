@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from normscope.layers.kinds import is_batch_norm, is_lp_norm
+from normscope.layers.kinds import averages_over_batch
 from normscope.layers.surgery.call_graph import PLAIN_LAYERS, CallGraph
 from normscope.layers.surgery.fold_weights import in_channels, spatial_dimensions
 from normscope.problem.batch import copy_batch, follow_model, to_double
@@ -206,8 +206,7 @@ def _first_layer(graph: CallGraph, start: fx.Node) -> nn.Module | None:
 
 def _has_shape(module: nn.Module) -> bool:
     others = (nn.LayerNorm, nn.GroupNorm, nn.Embedding, nn.RNNBase)
-    is_norm = is_batch_norm(module) or is_lp_norm(module)
-    return is_norm or isinstance(module, (*PLAIN_LAYERS, *others))
+    return averages_over_batch(module) or isinstance(module, (*PLAIN_LAYERS, *others))
 
 
 def _candidate_shapes(layers: Sequence[nn.Module]) -> Iterator[_Shapes]:
