@@ -11,11 +11,7 @@ from normscope.decoupled.halfspace import (
     margin_loss,
 )
 from normscope.decoupled.hidden_units import HiddenUnits, Trained, UnitPath, train_units
-from normscope.decoupled.inequalities import (
-    Inequalities,
-    direction_constant,
-    inequalities,
-)
+from normscope.decoupled.inequalities import Inequalities, direction_constant, inequalities
 from normscope.decoupled.least_squares import ordinary_least_squares
 from normscope.decoupled.mlp_classifier import GDNPMLPClassifier
 from normscope.decoupled.paths import LeastSquaresPath, RayleighPath, rayleigh_ascent

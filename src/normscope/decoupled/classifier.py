@@ -17,12 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from normscope.decoupled.design import SignedDesign, WhitenedMoment
 from normscope.decoupled.gdnp import Minimum, Options, minimum
-from normscope.decoupled.halfspace import (
-    GaussianObjective,
-    Objective,
-    SampleObjective,
-    margin_loss,
-)
+from normscope.decoupled.halfspace import GaussianObjective, Objective, SampleObjective, margin_loss
 from normscope.errors import InputError
 from normscope.registry import unknown_name
 

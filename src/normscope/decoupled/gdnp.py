@@ -358,12 +358,7 @@ class Bisected:
 
 
 def bisect_length(
-    slope: Slope,
-    guess: float,
-    reach: float,
-    bound: float,
-    halvings: int,
-    tolerance: float = 0.0,
+    slope: Slope, guess: float, reach: float, bound: float, halvings: int, tolerance: float = 0.0
 ) -> Bisected:
     """Find where a slope changes from negative to positive, by bisection around a guess.
 

@@ -184,10 +184,7 @@ class Examination:
 
     @contextmanager
     def _isolated(
-        self,
-        leaves: tuple[Tensor, ...],
-        flags: Mapping[str, bool] | None,
-        change: Change | None,
+        self, leaves: tuple[Tensor, ...], flags: Mapping[str, bool] | None, change: Change | None
     ) -> Iterator[None]:
         with self._evaluator.isolated(leaves, twice=False):
             if flags is not None:
@@ -222,11 +219,7 @@ class Examination:
 
     # trial runs
 
-    def train(
-        self,
-        rates: Iterable[float],
-        limit: float = float("inf"),
-    ) -> Run:
+    def train(self, rates: Iterable[float], limit: float = float("inf")) -> Run:
         """Return a run of some steps of the optimizer on copies, all on the first batch.
 
         Args:

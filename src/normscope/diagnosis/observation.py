@@ -20,11 +20,7 @@ from normscope.problem.outputs import output_tensors
 CONSTANT = 1e-6
 """A channel is constant if its values differ by less than this share of the tensor's RMS."""
 
-_CHANNELS_SECOND = (
-    nn.modules.conv._ConvNd,
-    nn.modules.batchnorm._NormBase,
-    nn.GroupNorm,
-)
+_CHANNELS_SECOND = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)
 
 

@@ -122,11 +122,7 @@ class NoNorm(nn.Identity):
     feature_axis: int | None = None  # of the class, for layers that were pickled without it
 
     def __init__(
-        self,
-        num_features: int,
-        dimensions: int,
-        feature_axis: int | None = None,
-        **options: Any,
+        self, num_features: int, dimensions: int, feature_axis: int | None = None, **options: Any
     ) -> None:
         super().__init__()
         self.num_features = num_features

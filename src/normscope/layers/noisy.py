@@ -17,12 +17,7 @@ import torch
 from torch import Tensor
 
 from normscope.errors import ArgumentTypeError, InputError
-from normscope.layers.batch_norm import (
-    BatchNorm1d,
-    BatchNorm2d,
-    BatchNorm3d,
-    _ClosedFormBatchNorm,
-)
+from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d, _ClosedFormBatchNorm
 from normscope.layers.compiled import compiled_noise
 from normscope.layers.transforms import tracing_active, transform_active
 
@@ -146,11 +141,7 @@ def _chunks(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _expand_seed(
-    noise: Noise,
-    shape: torch.Size,
-    unit_factor: Tensor,
-    unit_shift: Tensor,
-    seed: int,
+    noise: Noise, shape: torch.Size, unit_factor: Tensor, unit_shift: Tensor, seed: int
 ) -> tuple[Tensor, Tensor]:
     """Return the factor and shift from the bits of a generator with the given seed."""
     source = np.random.SFC64(seed)

@@ -11,13 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.meanfield.field import (
-    Field,
-    Operation,
-    Setting,
-    Signal,
-    representatives,
-)
+from normscope.meanfield.field import Field, Operation, Setting, Signal, representatives
 from normscope.meanfield.integrals import Array
 
 Indices = NDArray[np.intp]

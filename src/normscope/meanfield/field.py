@@ -274,12 +274,7 @@ class Combination(ABC):
 
     @abstractmethod
     def pull_back(
-        self,
-        signal: Signal,
-        fields: Sequence[Field],
-        which: int,
-        output: Field,
-        setting: Setting,
+        self, signal: Signal, fields: Sequence[Field], which: int, output: Field, setting: Setting
     ) -> Signal:
         """Return the gradients at one of its inputs.
 

@@ -22,15 +22,7 @@ import numpy as np
 from scipy.interpolate import CubicSpline
 from scipy.special import ndtr
 
-from normscope.meanfield.field import (
-    PAIR,
-    SAME,
-    Field,
-    Operation,
-    Setting,
-    Signal,
-    spread_sums,
-)
+from normscope.meanfield.field import PAIR, SAME, Field, Operation, Setting, Signal, spread_sums
 from normscope.meanfield.integrals import Array, both_below, expectation, normal_density
 from normscope.meanfield.windows import Window, adaptive_matrix, average_matrix
 

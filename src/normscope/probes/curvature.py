@@ -180,10 +180,7 @@ def curvature_along(
 
 
 def _perturbed_loss(
-    context: StepContext,
-    batch_loss: BatchLoss,
-    direction: Mapping[str, Tensor],
-    change: float,
+    context: StepContext, batch_loss: BatchLoss, direction: Mapping[str, Tensor], change: float
 ) -> Tensor:
     """Return the loss with its graph, at parameters that differ by a relative change."""
     tensors = context.copy_parameters()

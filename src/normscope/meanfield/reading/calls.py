@@ -9,20 +9,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor, fx
 
-from normscope.meanfield.arrangements import (
-    ConstantTokens,
-    Scale,
-    Shift,
-    moments_over_channels,
-)
+from normscope.meanfield.arrangements import ConstantTokens, Scale, Shift, moments_over_channels
 from normscope.meanfield.combinations import Addition, Concatenation, Product
 from normscope.meanfield.graph import INPUT
-from normscope.meanfield.reading.builder import (
-    TENSOR,
-    Builder,
-    Parts,
-    Units,
-)
+from normscope.meanfield.reading.builder import TENSOR, Builder, Parts, Units
 from normscope.meanfield.reading.layout import Layout, aligned, averaged
 from normscope.meanfield.reading.rules import argument, call_name
 

@@ -15,13 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.meanfield.arrangements import (
-    ChannelPart,
-    Merge,
-    PositionMeans,
-    Select,
-    is_whole,
-)
+from normscope.meanfield.arrangements import ChannelPart, Merge, PositionMeans, Select, is_whole
 from normscope.meanfield.field import Operation
 from normscope.meanfield.integrals import Array
 from normscope.meanfield.pooling import AveragePool, Flatten
