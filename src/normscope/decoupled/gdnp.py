@@ -200,7 +200,7 @@ def _iterate(
     if found.length < 0:  # move the sign to the direction
         direction = direction.flip()
     gradient = objective.gradient(direction, length)
-    counted = _across(direction, gradient) if found.at_bound else gradient
+    counted = direction.across(gradient) if found.at_bound else gradient
     return Iterate(
         step=step,
         direction=direction,
@@ -215,11 +215,6 @@ def _iterate(
     )
 
 
-def _across(direction: Direction, gradient: Array) -> Array:
-    """Return the part of the gradient that turns the direction."""
-    return np.asarray(gradient - (direction.w @ gradient) * direction.moment)
-
-
 def _target(objective: Objective, here: Iterate, damping: float) -> Array:
     """Return the result of a direction step, in units of |w|_S.
 
@@ -227,7 +222,7 @@ def _target(objective: Objective, here: Iterate, damping: float) -> Array:
     gradient across w over L h.
     """
     step = damping / (objective.largest * here.criterion)
-    return np.asarray(here.direction.w + step * _across(here.direction, here.gradient))
+    return np.asarray(here.direction.w + step * here.direction.across(here.gradient))
 
 
 def _direction_step(
@@ -238,7 +233,7 @@ def _direction_step(
         return None
     if not options.safeguard:
         return objective.direction(_target(objective, here, 1.0)), 1.0
-    across = _across(here.direction, here.gradient)
+    across = here.direction.across(here.gradient)
     sign = -1.0 if here.criterion > 0 else 1.0  # a descent direction for either sign of h
     predicted = here.length * float(across @ across) / (objective.largest * abs(here.criterion))
     rounding = _ROUNDING * abs(here.value)
@@ -328,7 +323,7 @@ def dual_residual(objective: Objective, here: Iterate, whole: bool = False) -> f
         The norm, or a lower bound if S is not formed.
     """
     turning = here.bisected.at_bound and not whole
-    gradient = _across(here.direction, here.gradient) if turning else here.gradient
+    gradient = here.direction.across(here.gradient) if turning else here.gradient
     return objective.design.dual_norm(gradient)
 
 

@@ -144,6 +144,10 @@ class Direction:
     mean: float
     margins: Array
 
+    def across(self, gradient: Array) -> Array:
+        """Return the part of a gradient that turns the direction."""
+        return np.asarray(gradient - (self.w @ gradient) * self.moment)
+
     def flip(self) -> Direction:
         """Return the opposite direction."""
         return Direction(-self.w, -self.moment, -self.mean, -self.margins)

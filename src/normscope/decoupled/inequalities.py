@@ -132,8 +132,6 @@ def _bisection_bound(point: Iterate, lipschitz: float) -> float:
 
 def _squares(objective: Objective, design: SignedDesign, point: Iterate) -> tuple[float, float]:
     """Return the squared S^{-1} norm of the gradient across w, and the squared length slope."""
-    along = float(point.direction.w @ point.gradient)
-    across = point.gradient - along * point.direction.moment
-    return float(across @ design.solve(across)), objective.length_slope(
-        point.direction, point.length
-    ) ** 2
+    across = point.direction.across(point.gradient)
+    slope = objective.length_slope(point.direction, point.length)
+    return float(across @ design.solve(across)), slope**2

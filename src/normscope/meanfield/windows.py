@@ -90,19 +90,10 @@ def seen_positions(window: Window, positions: tuple[int, ...]) -> NDArray[np.int
     array([[3, 0, 1],
            [0, 1, 2]])
     """
-    outside = math.prod(positions)
-    starts = [np.arange(n) for n in window.outputs(positions)]
-    rows = []
-    for place in itertools.product(*(range(k) for k in window.kernel)):
-        flat, inside = np.zeros((1,), dtype=np.intp), np.ones((1,), dtype=bool)
-        for axis, offset in enumerate(place):
-            at = starts[axis] * window.stride[axis] + offset * window.dilation[axis]
-            at = at - window.padding[axis][0]
-            valid = (at >= 0) & (at < positions[axis])
-            flat = (flat[:, None] * positions[axis] + np.clip(at, 0, None)).reshape(-1)
-            inside = (inside[:, None] & valid).reshape(-1)
-        rows.append(np.where(inside, flat, outside))
-    return np.stack(rows)
+    plan, outside = _Plan(window, positions), math.prod(positions)
+    index = np.arange(outside).reshape(positions)
+    padded = np.pad(index, plan.margins, constant_values=outside)
+    return np.stack([padded[place].reshape(-1) for place in plan.places])
 
 
 def gathered(kernel: Array, window: Window, positions: tuple[int, ...]) -> Array:
@@ -121,8 +112,8 @@ def gathered(kernel: Array, window: Window, positions: tuple[int, ...]) -> Array
     maps = kernel.reshape(*lead, *positions, *positions)
     padded = np.pad(maps, [(0, 0)] * len(lead) + [*plan.margins] * 2)
     total = np.zeros((*lead, *plan.outputs, *plan.outputs))
-    for place in plan.places:
-        total += padded[place]
+    for pair in plan.pairs:
+        total += padded[pair]
     count = math.prod(plan.outputs)
     return total.reshape(*lead, count, count)
 
@@ -134,15 +125,15 @@ def scattered(kernel: Array, window: Window, positions: tuple[int, ...]) -> Arra
     maps = kernel.reshape(*lead, *plan.outputs, *plan.outputs)
     sizes = [n + sum(margin) for n, margin in zip(positions, plan.margins, strict=True)]
     total = np.zeros((*lead, *sizes, *sizes))
-    for place in plan.places:
-        total[place] += maps
+    for pair in plan.pairs:
+        total[pair] += maps
     count = math.prod(positions)
     inner: Array = total[plan.inner]
     return inner.reshape(*lead, count, count)
 
 
 class _Plan:
-    """Margins of a padded map, and the slice of it under each element of a window."""
+    """Margins of a padded map, the slice under each element of a window, and pairs of slices."""
 
     def __init__(self, window: Window, positions: tuple[int, ...]) -> None:
         self.outputs = window.outputs(positions)
@@ -156,7 +147,8 @@ class _Plan:
             self.margins.append((before, max(last - size - before, 0)))
             offsets = (place * gap for place in range(window.kernel[axis]))
             axes.append([slice(offset, offset + reach, step) for offset in offsets])
-        self.places: list[Any] = [(..., *place, *place) for place in itertools.product(*axes)]
+        self.places: list[Any] = list(itertools.product(*axes))
+        self.pairs: list[Any] = [(..., *place, *place) for place in self.places]
         inner = [slice(m[0], m[0] + n) for n, m in zip(positions, self.margins, strict=True)]
         self.inner: Any = (..., *inner, *inner)
 

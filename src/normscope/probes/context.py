@@ -104,20 +104,16 @@ class StepContext:
         Raises:
             StateError: if the optimizer's update cannot be computed on copies.
         """
-        if self._stepped is None:
+        if self.updated_optimizer is None:
             return {
                 name: torch.sub(self.parameters[name], gradient, alpha=self.learning_rates[name])
                 for name, gradient in self.gradient.items()
             }
-        return {name: tensor.detach() for name, tensor in self._stepped[0].items()}
-
-    @property
-    def updated_optimizer(self) -> tuple[dict[str, nn.Parameter], Optimizer] | None:
-        """The optimizer's copy after this step, and its parameters; None without an optimizer."""
-        return self._stepped
+        return {name: tensor.detach() for name, tensor in self.updated_optimizer[0].items()}
 
     @cached_property
-    def _stepped(self) -> tuple[dict[str, nn.Parameter], Optimizer] | None:
+    def updated_optimizer(self) -> tuple[dict[str, nn.Parameter], Optimizer] | None:
+        """The trained parameters after the update and the optimizer's copy; None without one."""
         observed = self.observed
         if observed.optimizer is None:
             return None

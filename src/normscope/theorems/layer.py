@@ -210,7 +210,8 @@ class _Checker:
                 reason = self._hindrance(theorem, index)
                 yield self._answer(theorem, variant, sides, index, unit, reason)
             if theorem.sums and not variant and theorem.__name__ != "fact_c2":
-                reason = "" if self._usable(self.whole) else "a unit of the layer does not vary"
+                usable = self.form == "exact" or bool(self.whole.units.varies.all())
+                reason = "" if usable else "a unit of the layer does not vary"
                 summed = total(theorem(self.whole, self.form, variant))
                 yield self._answer(theorem, variant, summed, 0, None, reason)
 
@@ -221,9 +222,6 @@ class _Checker:
         if self.form != "exact" and not self.apart.units.varies[index]:
             return "the unit does not vary, and this form divides by its deviation"
         return ""
-
-    def _usable(self, case: LayerCase) -> bool:
-        return self.form == "exact" or bool(case.units.varies.all())
 
     def _answer(
         self,
