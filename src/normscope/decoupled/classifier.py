@@ -145,7 +145,7 @@ class GDNPClassifier(OneVersusRest):
     there is an intercept. With fewer samples than features the weights stay in the span of the
     samples, with columns of unit size.
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
+    Reference: kohler2018, as given in the encyclopaedia article on batch normalization.
 
     Args:
         loss: "logistic", "sigmoid", or a smooth elementwise function of m = z'w with bounded

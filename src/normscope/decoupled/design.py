@@ -29,7 +29,7 @@ class SecondMoment:
     eigenvalues of S. Constant columns of the input are then exactly zero. Dense input is copied;
     sparse input is centred within the products.
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
+    Reference: kohler2018, as given in the encyclopaedia article on batch normalization.
 
     Args:
         inputs: (samples, features), dense or sparse; sparse input is never densified.
@@ -179,7 +179,7 @@ class SignedDesign:
 
     .. math:: u = E[z], \qquad S = E[z z^T] = E[x x^T]
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
+    Reference: kohler2018, as given in the encyclopaedia article on batch normalization.
 
     Args:
         inputs: (samples, features), dense or sparse; or a

@@ -107,7 +107,7 @@ def criterion(
 
     The article prints (u'w)^2 in the last term, which depends on the length of w.
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
+    Reference: kohler2018, as given in the encyclopaedia article on batch normalization.
 
     Args:
         objective: what is minimized.
@@ -135,7 +135,7 @@ def gdnp(
         s_t = -\frac{|w_t|_S^3}{L\,\gamma_t\,h(w_t, \gamma_t)}, \qquad
         \gamma_{t+1} = \mathrm{Bisection}(T_s, f, w_{t+1})
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
+    Reference: kohler2018, as given in the encyclopaedia article on batch normalization.
 
     Args:
         objective: to minimize.

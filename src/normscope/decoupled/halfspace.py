@@ -158,7 +158,7 @@ class Objective(ABC):
 
     .. math:: f(w, \gamma) = E\,\phi(z^T \tilde w), \qquad \tilde w = \gamma w / |w|_S
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
+    Reference: kohler2018, as given in the encyclopaedia article on batch normalization.
 
     The attributes ``mean``, ``largest`` and ``smallest`` are u = E[z] and the largest and smallest
     eigenvalue of S; the smallest is None if unknown.
@@ -242,7 +242,7 @@ class GaussianObjective(Objective):
     where E phi'' is E[phi' n]/std with the same nodes n, which makes it the exact gradient of the
     quadrature.
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
+    Reference: kohler2018, as given in the encyclopaedia article on batch normalization.
 
     Args:
         design: samples from which u and S are taken.

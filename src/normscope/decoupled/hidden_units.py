@@ -77,7 +77,7 @@ class UnitObjective(SampleObjective):
 
     .. math:: \sum_{j \ne i} E[\partial_j \phi'] \left(\frac{1}{u^T S^{-1} u} - 1\right) u^T w_j
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
+    Reference: kohler2018, as given in the encyclopaedia article on batch normalization.
 
     Args:
         units: the network.
@@ -155,7 +155,7 @@ class UnitPath:
     It is proved for Gaussian z = -yx with the other units on the line of S^{-1}u. On other data the
     gradient may exceed it.
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization. C bounds
+    Reference: kohler2018, as given in the encyclopaedia article on batch normalization. C bounds
     the square of the factor of u in the gradient along the path.
 
     Args:

@@ -28,7 +28,7 @@ class Inequalities(PathResult):
     .. math:: |\nabla f|_{S^{-1}}^2 \le (1 - \mu/L)^{2t} \Phi^2 (\rho_0 - \rho^*)
               + (2^{-T_s} \zeta |b - a| / \mu)^2
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization, which
+    Reference: kohler2018, as given in the encyclopaedia article on batch normalization, which
     prints the right side of the second without the square, and the norm of the third without
     saying that it is that of S^{-1}.
 
@@ -63,7 +63,7 @@ def direction_constant(slope_bound: float, quotient: float) -> float:
     with standard normal n, by Stein's identity. The article's Phi, read as a bound of phi' alone,
     is too small: the sigmoid exceeds it if (u'w)^2 > \|w\|_S^2 / 2.
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
+    Reference: kohler2018, as given in the encyclopaedia article on batch normalization.
 
     Args:
         slope_bound: of phi' in magnitude.

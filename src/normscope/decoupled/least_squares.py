@@ -51,7 +51,7 @@ def ordinary_least_squares(
     The path is computed relative to the minimizer, in the eigenbasis of S, so that gaps keep their
     relative accuracy far below the rounding error of the objective.
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization, whose
+    Reference: kohler2018, as given in the encyclopaedia article on batch normalization, whose
     objective has a misprint: gamma squared is a term of its own. Notation: mu and L are the
     smallest and largest eigenvalue of S that are not zero.
 

@@ -39,7 +39,7 @@ class GDNPMLPClassifier(OneVersusRest):
     unit by unit from zero, units reach the line; from random weights they may not
     (``alignment_``).
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
+    Reference: kohler2018, as given in the encyclopaedia article on batch normalization.
 
     Args:
         hidden_units: number of hidden units.

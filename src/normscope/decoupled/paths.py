@@ -176,7 +176,7 @@ def rayleigh_ascent(B: Array, A: Array, start: Array, steps: int) -> RayleighPat
     with the eigenvalues of the pencil (B, A) and the step 1/(2 (rho - lambda_min)) times w'Aw. The
     article prints rho(w - lambda_2), the eigenvalues of B alone, and the exponent 2t for one step.
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
+    Reference: kohler2018, as given in the encyclopaedia article on batch normalization.
 
     Args:
         B: symmetric (size, size).
