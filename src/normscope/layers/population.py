@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -188,12 +189,21 @@ class PopulationAverages:
     def measuring(self) -> Iterator[None]:
         """Add the batches of every forward pass inside the block."""
         handles = [
-            layer.register_forward_pre_hook(_measure_and_use(name, self.averages), with_kwargs=True)
+            layer.register_forward_pre_hook(partial(self._measure, name), with_kwargs=True)
             for name, layer in self._layers.items()
         ]
         yield
         for handle in handles:  # after an error the isolation around removes them
             handle.remove()
+
+    def _measure(
+        self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Add a batch, and make the layer in eval mode use its statistics, without noise."""
+        x = args[0] if args else next(iter(kwargs.values()))
+        statistics = batch_statistics(layer, x, name)
+        self.averages.setdefault(name, _Average()).add(statistics)
+        _use(layer, statistics.mean, statistics.spread)
 
     def use(self) -> None:
         """Let the layers that a batch reached normalize by their population statistics."""
@@ -226,18 +236,6 @@ def _one_pass(model: nn.Module, data: object, free: dict[str, nn.Module]) -> dic
     if empty:
         raise InputError("data holds no batch; population statistics need at least one.")
     return found.averages
-
-
-def _measure_and_use(name: str, averages: dict[str, _Average]) -> Callable[..., None]:
-    """Return a hook that makes a layer in eval mode use the batch's statistics, without noise."""
-
-    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = args[0] if args else next(iter(kwargs.values()))
-        statistics = batch_statistics(layer, x, name)
-        averages.setdefault(name, _Average()).add(statistics)
-        _use(layer, statistics.mean, statistics.spread)
-
-    return hook
 
 
 def _use(layer: nn.Module, mean: Tensor, spread: Tensor) -> None:

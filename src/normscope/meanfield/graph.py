@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -122,9 +123,7 @@ class Graph:
         """
         if gamma is None:
             return self
-        return self._changed(
-            Norm, lambda operation: replace(operation, gamma=np.asarray(gamma, dtype=float))
-        )
+        return self._changed(Norm, gamma=np.asarray(gamma, dtype=float))
 
     def with_variances(self, weight: float | None, bias: float | None) -> Graph:
         """Return the same graph with these variances of weights (times fan in) and biases."""
@@ -132,15 +131,14 @@ class Graph:
         changes = {name: value for name, value in given.items() if value is not None}
         if weight is not None:
             changes["weight_mean"] = 0.0
-        return self._changed(Weighted, lambda operation: replace(operation, **changes))
+        return self._changed(Weighted, **changes)
 
-    def _changed(self, kind: type, change: Callable[..., Operation]) -> Graph:
-        nodes = (
-            replace(node, operation=change(node.operation))
-            if isinstance(node.operation, kind)
-            else node
-            for node in self.nodes
-        )
+    def _changed(self, kind: type[Any], **changes: Any) -> Graph:
+        nodes = list(self.nodes)
+        for index, node in enumerate(nodes):
+            operation: Any = node.operation
+            if isinstance(operation, kind):
+                nodes[index] = replace(node, operation=replace(operation, **changes))
         return replace(self, nodes=tuple(nodes))
 
     def forward(self, start: Field, setting: Setting) -> list[Field]:

@@ -50,27 +50,23 @@ class ForwardHooks:
 
     def before_call(self, module: nn.Module, see: Callable[[Any], None]) -> None:
         """Call ``see(input)`` before each call of a module, with its first input."""
-
-        def hook(_: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
-            if self._is_open:
-                with torch.no_grad():
-                    see(_first(inputs, options))
-
-        module.register_forward_pre_hook(hook, with_kwargs=True)
+        module.register_forward_pre_hook(partial(self._call, see), with_kwargs=True)
 
     def after_call(self, module: nn.Module, see: Callable[[Any, Any], None]) -> None:
         """Call ``see(input, output)`` after each call of a module, with its first input."""
+        module.register_forward_hook(partial(self._call, see), with_kwargs=True)
 
-        def hook(_: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any], out: Any) -> None:
-            if self._is_open:
-                with torch.no_grad():
-                    see(_first(inputs, options), out)
-
-        module.register_forward_hook(hook, with_kwargs=True)
-
-
-def _first(inputs: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    return inputs[0] if inputs else next(iter(options.values()), None)
+    def _call(
+        self,
+        see: Callable[..., None],
+        module: nn.Module,
+        inputs: tuple[Any, ...],
+        options: dict[str, Any],
+        *output: Any,
+    ) -> None:
+        if self._is_open:
+            with torch.no_grad():
+                see(inputs[0] if inputs else next(iter(options.values()), None), *output)
 
 
 class ExecutionOrder:
