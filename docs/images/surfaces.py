@@ -24,6 +24,7 @@ CASES = {
     "BatchNorm, population": ("batch", "population"),
     "BatchNorm, eval mode": ("batch", "eval"),
 }
+CAPTION = "The loss on one scale of colours. Cross: the weights. Circle: the lowest point."
 
 
 def describe(found: Mapping[str, xr.Dataset]) -> str:
@@ -53,7 +54,7 @@ if __name__ == "__main__":
     with rc_context({"svg.hashsalt": "normscope"}):
         surfaces(found).savefig(OUT, metadata={"Date": None})
     words = describe(found)
-    overview = picture_of(surfaces(found), words)
+    overview = picture_of(surfaces(found), CAPTION)
     sections = [dataset_section(each, title, stem=title) for title, each in found.items()]
     title = "Loss surfaces with and without BatchNorm"
     report = Report(title, [words], sections, overview=overview)

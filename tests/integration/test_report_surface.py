@@ -118,6 +118,15 @@ def test_a_phone_shows_it_without_scrolling_sideways(opened):
     assert page.locator(".view canvas").first.bounding_box()["width"] > 250
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_marks_of_the_weights_and_the_minimum_are_light_in_both_themes(opened, scheme):
+    page = opened(color_scheme=scheme)
+    strokes = page.eval_on_selector_all(
+        "figure svg use", "all => all.map((each) => getComputedStyle(each).stroke)"
+    )
+    assert strokes.count("rgb(255, 255, 240)") == 2
+
+
 def test_without_scripts_the_drawing_is_there(opened):
     page = opened(java_script_enabled=False)
     assert page.locator("figure svg").first.is_visible()

@@ -24,6 +24,7 @@ KINDS = ("contour", "3d")
 
 _COLOURS = "viridis"
 _PATH = "#D55E00"
+_MARK = "#fffff0"  # a report in its dark theme would draw plain white in the dark paper's colour
 _LEVELS = 15
 _LOGARITHMIC = 10.0  # largest over lowest loss from which on scales are logarithmic
 _WIDEST = 1e4  # largest over lowest loss of a colour scale
@@ -129,16 +130,16 @@ def _draw_contours(axes: Any, results: xr.Dataset, mappable: ScalarMappable) -> 
     spaced = np.geomspace if isinstance(scale, LogNorm) else np.linspace
     levels = spaced(scale.vmin, scale.vmax, _LEVELS)
     axes.contourf(x, y, loss.T, levels, norm=scale, cmap=_COLOURS, extend="both")
-    axes.contour(x, y, loss.T, levels, colors="white", linewidths=0.4, alpha=0.7)
+    axes.contour(x, y, loss.T, levels, colors=_MARK, linewidths=0.4, alpha=0.7)
     raw = results["loss"].values
     if not np.isfinite(raw).all():
         axes.contourf(
             x, y, (~np.isfinite(raw)).T.astype(float), [0.5, 2], colors=["#888888"], hatches=["//"]
         )
     _draw_path(axes, results)
-    axes.plot(0.0, 0.0, "+", color="white", ms=9, mew=1.6)
+    axes.plot(0.0, 0.0, "+", color=_MARK, ms=9, mew=1.6)
     low = np.unravel_index(int(np.argmin(loss)), loss.shape)
-    axes.plot(x[low[0]], y[low[1]], "o", mfc="none", color="white", ms=7)
+    axes.plot(x[low[0]], y[low[1]], "o", mfc="none", color=_MARK, ms=7)
     axes.set_xlabel(_label(results, "alpha"))
     axes.set_ylabel(_label(results, "beta"))
     axes.set_xlim(x[0], x[-1])
