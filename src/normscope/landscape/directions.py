@@ -56,7 +56,7 @@ def choose_axes(
     Args:
         plane: without directions.
         wanted: one direction, or one for each axis. A name that occurs again stands for the next
-            of its kind: the second eigenvector, the second component, another random vector.
+            of its kind: the second eigenvector or component, another random vector.
         dimensions: number of axes, if one direction is wanted.
         scaling: "filter", "layer" or "none"; None: "filter" for random directions, else "none".
         checkpoints: flat weights, for the direction "checkpoints".

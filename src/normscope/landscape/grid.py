@@ -15,7 +15,7 @@ from scipy.ndimage import maximum_filter
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.sweeps.work import coarse_to_fine
 
-_FEWEST = 3  # points of an axis: a curvature needs three
+_FEWEST = 3  # points of an axis; a second difference needs three
 _COARSE = 4  # intervals of the coarsest grid, at least
 
 Measure = Callable[[list[tuple[int, ...]], int], np.ndarray]
@@ -94,7 +94,7 @@ def axis_extents(extent: Any, dimensions: int) -> list[tuple[float, float]]:
 
     Raises:
         InputError: if an end is not finite, or low is not below high.
-        ArgumentTypeError: if it is none of those.
+        ArgumentTypeError: if it has another type.
     """
     if isinstance(extent, Real):
         ends = [(-float(extent), float(extent))] * dimensions
@@ -122,7 +122,7 @@ def axis_counts(points: Any, dimensions: int) -> list[int]:
 
     Raises:
         InputError: if an axis has fewer than three.
-        ArgumentTypeError: if it is neither an integer nor one for each axis.
+        ArgumentTypeError: if it is not an integer or a list of one for each axis.
     """
     counts = list(points) if _is_row(points) else [points] * dimensions
     if len(counts) != dimensions or not all(map(_is_integer, counts)):
@@ -178,9 +178,8 @@ def fill_grid(sizes: Sequence[int], measure: Measure, tolerance: float | None) -
     for level, stride in enumerate(_strides(sizes)):
         axes = [_axis_indices(size, stride) for size in sizes]
         new = [at for at in product(*axes) if not known or _is_new(at, known)]
-        predicted = _interpolate(loss, known, new) if known else np.full(len(new), np.nan)
-        if new:
-            loss[tuple(np.array(new).T)] = predicted
+        if known and new:
+            loss[tuple(np.array(new).T)] = _interpolate(loss, known, np.array(new))
         wanted = [at for at in new if near[at] or not np.isfinite(loss[at])]
         rough = np.zeros(sizes, dtype=bool)
         if wanted:
@@ -219,28 +218,24 @@ def _is_new(at: tuple[int, ...], known: Sequence[np.ndarray]) -> bool:
     return any(index not in axis for index, axis in zip(at, known, strict=True))
 
 
-def _interpolate(
-    loss: np.ndarray, known: Sequence[np.ndarray], new: Sequence[tuple[int, ...]]
-) -> np.ndarray:
-    """Return the interpolation of the values on a coarser grid at other points.
+def _interpolate(loss: np.ndarray, known: Sequence[np.ndarray], new: np.ndarray) -> np.ndarray:
+    """Return the cubic interpolation of the values on a coarser grid at other points.
 
-    NaN where a value that it depends on is not finite.
+    NaN where a value that it depends on is not finite. A coarser grid has at least five values
+    along each axis.
     """
-    if not new:
-        return np.empty(0)
     values = loss[np.ix_(*known)]
-    if min(values.shape) >= 4 and not np.isfinite(values).all():
-        return _local_cubic(values, known, np.array(new))
-    method = "cubic" if min(values.shape) >= 4 else "linear"
+    if not np.isfinite(values).all():
+        return _local_cubic(values, known, new)
     axes = tuple(axis.astype(float) for axis in known)
-    found: np.ndarray = RegularGridInterpolator(axes, values, method=method)(np.array(new))
+    found: np.ndarray = RegularGridInterpolator(axes, values, method="cubic")(new)
     return found
 
 
 def _local_cubic(values: np.ndarray, known: Sequence[np.ndarray], new: np.ndarray) -> np.ndarray:
     """Return the cubic interpolation by the four nearest values of each axis.
 
-    A spline would depend on all values, the ones that are not finite included.
+    A spline depends on all values, including those that are not finite.
     """
     stencils = [_stencil(axis, new[:, number]) for number, axis in enumerate(known)]
     places, weights = stencils[0]

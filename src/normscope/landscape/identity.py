@@ -1,4 +1,4 @@
-"""What identifies a surface in a store beside weights, data and directions: model and loss."""
+"""Checksum of a model's structure and its loss, which identify a stored surface."""
 
 from __future__ import annotations
 

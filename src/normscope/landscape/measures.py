@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 _ROUNDED = 4  # of the eps of a value: the rounding of f(h) - 2 f(0) + f(-h)
-_CLEAR = 10  # times its rounding, at least, is a second difference that counts
+_CLEAR = 10  # least second difference that counts, in units of its rounding
 
 
 def centre_curvature(

@@ -1,4 +1,4 @@
-"""The points of a surface in parts: kept in a store, computed here or on a cluster."""
+"""Compute the points of a surface in parts, which a store keeps and an engine distributes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Parts:
     ) -> None:
         self._plane, self._grid, self._store = plane, grid, store
         self._engine, self._progress = engine, progress
-        # a function has no checksum, so losses at three points are part of the identity
+        # a loss function has no checksum, so losses at three points are part of the key
         losses = [centre_loss, *plane.along(plane.directions).losses(_off_centre(grid))]
         self._settings = {
             "surface": plane.digest(),
@@ -93,11 +93,11 @@ class Parts:
         return np.concatenate([self._store.get(key).dataset["loss"].values for key in keys])
 
     def keep(self, dataset: xr.Dataset, options: Mapping[str, Any]) -> None:
-        """Store the complete surface, unless it is there.
+        """Store the complete surface, unless it is stored already.
 
         Args:
             dataset: of the surface.
-            options: that decide more of it than its parts.
+            options: settings that its parts do not depend on.
         """
         settings = {**self._settings, **options}
         self._store.compute(WHOLE, settings, self._plane.seed, lambda: dataset)
@@ -109,7 +109,7 @@ class Parts:
 
 
 def _off_centre(grid: Sequence[np.ndarray]) -> list[tuple[float, ...]]:
-    """Return two points, one towards each end of the axes, whose losses identify a surface."""
+    """Return two points off the centre, whose losses help to identify a surface."""
     return [
         tuple(share * float(each[end]) for each in grid) for share, end in ((0.3, 0), (0.4, -1))
     ]

@@ -56,10 +56,10 @@ def check_surface_mode(mode: str) -> None:
 
 @dataclass(frozen=True)
 class DataSummary:
-    """What the data of a surface is.
+    """Sizes and checksums of the data.
 
     Args:
-        factors: by which the losses of the batches add up.
+        factors: of the batches in the total loss.
         batch_size: samples in the largest batch.
         samples: in all batches.
         digests: checksums of the batches.
@@ -73,9 +73,9 @@ class DataSummary:
 
 @dataclass(frozen=True, eq=False)
 class Plane:
-    """A line or plane through the weights of a model, whose points have a loss.
+    """Evaluates the loss on a line or plane through the weights of a model.
 
-    The weights and buffers are copied when the first point is evaluated; workers receive it whole.
+    Weights and buffers are copied at the first evaluation. Workers receive a pickled plane.
 
     Args:
         problem: model, loss and data.
@@ -83,8 +83,7 @@ class Plane:
         directions: flat vectors over the layout, one for each axis.
         mode: "train", "population", "eval" or "as_is".
         seed: of dropout, noise and the data's order: the same draws at every point.
-        stack: points that run in one pass with stacked weights (``torch.func.vmap``); 1: one by
-            one.
+        stack: points in one pass with stacked weights (``torch.func.vmap``); 1: no stacking.
     """
 
     problem: Problem
@@ -102,7 +101,7 @@ class Plane:
 
     @cached_property
     def data(self) -> DataSummary:
-        """Weights, sizes and checksums of the batches, which are read once for them."""
+        """Factors, sizes and checksums of the batches; reads the data once."""
         weights, sizes, digests = [], [], []
         for _, batch in self.evaluator.batches():
             weights.append(self.problem.weight_of(batch))
@@ -153,15 +152,15 @@ class Plane:
         return total.numpy()
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
-        """Yield every batch with its number; raise if a DataLoader gives another than before."""
+        """Yield every batch with its number; raise if a DataLoader's batches have changed."""
         expected = self.data.digests
         for number, batch in self.evaluator.batches():
             seen = number < len(expected) and expected[number]
             if not self.problem.is_in_memory and checksum(tensors_of(batch)) != seen:
                 raise StateError(
-                    f"batch {number} of the data is another each time it is read, so that points "
-                    "would not be comparable; give a list of batches, or make the DataLoader's "
-                    "augmentation follow torch's random numbers."
+                    f"batch {number} of the data changes each time it is read, so points are not "
+                    "comparable; give a list of batches, or make the DataLoader's augmentation "
+                    "draw from torch's generator."
                 )
             yield number, batch
 
@@ -205,7 +204,7 @@ class Plane:
 
 
 class _Weights:
-    """The weights that a model runs with; inside the isolation.
+    """The weights of the model inside an isolation.
 
     Args:
         plane: the directions, and the weights at the centre.
@@ -222,15 +221,15 @@ class _Weights:
         self._centre = torch.cat([point[name].reshape(-1).to(dtype) for name in layout.names])
         self._moved = torch.empty_like(self._centre)
         self._row, self._row_at = torch.empty_like(self._centre), float("nan")
-        #: where the model holds each tensor; buffers with their first values
+        #: (slot, name, tensor) of the model's tensors; buffers with their initial values
         self._held: list[tuple[dict[str, Any], str, Tensor]] = []
         self._buffers: list[tuple[Tensor, Tensor]] = []
 
     def move(self, at: Point) -> None:
-        """Set the weights to a point, and buffers and generators to their first state.
+        """Set the weights to a point; reset buffers and random generators.
 
-        The weights are written in place where the model holds views of the flat vector; a forward
-        pass may have replaced tensors of the model, which are then set again.
+        The parameters are views of a flat vector, which is written in place, unless a forward pass
+        has replaced tensors of the model: then all are set again.
         """
         self._weights_at(at, self._moved)
         if self._held and all(slot.get(name) is tensor for slot, name, tensor in self._held):
@@ -242,7 +241,7 @@ class _Weights:
         self._random.seed(self._seed)
 
     def _note_tensors(self) -> None:
-        """Note where the tensors are; nothing if some are not views of the flat vector."""
+        """Record the model's tensors, unless some parameters are not views of the flat vector."""
         if any(dtype != self._moved.dtype for dtype in self._dtypes):
             return
         modules = list(self._problem.model.modules())
@@ -253,7 +252,7 @@ class _Weights:
         self._buffers = [(each, each.clone()) for each in self._problem.model.buffers()]
 
     def losses(self, batch: Batch, points: Sequence[Point]) -> Tensor:
-        """Return the losses at several points, by one pass with stacked weights and buffers."""
+        """Return the losses at several points from one pass with stacked weights and buffers."""
         moved = torch.stack([self._weights_at(at, torch.empty_like(self._moved)) for at in points])
         model = self._problem.model
 
@@ -289,13 +288,13 @@ class _Weights:
 def faster_stack(plane: Plane, grid: Sequence[np.ndarray]) -> int:
     """Return how many points to run in one pass with stacked weights.
 
-    Stacking saves the fixed cost of a pass. Measured on one core, 64 points together are 2 to 12
-    times as fast as one by one in dense networks with up to a million products of a weight and a
-    sample in a batch, and not faster above; convolutions with stacked weights are slower. A few
-    points are evaluated both ways first: a model may compute something else under vmap, or fail.
+    Stacking saves the fixed cost of a pass. On one core, stacks of 64 are 2 to 12 times as fast in
+    dense networks with up to a million products of a weight and a sample in a batch, and not
+    faster above; convolutions are slower. Three points are first evaluated both ways: a model may
+    fail under vmap, or compute something else.
 
     Args:
-        plane: with its directions, one point after the other.
+        plane: without stacking.
         grid: the values of each axis.
     """
     owners = [module for module in plane.problem.model.modules() if [*module.parameters(False)]]
@@ -306,7 +305,7 @@ def faster_stack(plane: Plane, grid: Sequence[np.ndarray]) -> int:
     at = [tuple(float(each[0]) * share for each in grid) for share in (0.0, 0.5, 1.0)]
     try:
         found = plane.along(plane.directions, STACK).losses(at)
-    except Exception:  # a model may use what vmap does not support
+    except Exception:  # vmap does not support every operation
         return 1
     rounding = torch.finfo(plane.layout.dtype).eps ** 0.5
     expected = plane.losses(at)
@@ -324,7 +323,7 @@ def _keep_freed_memory() -> None:
 
 
 def _use(average: PopulationAverages) -> bool:
-    """Use population statistics; return False if they are not finite, so the loss is unknown."""
+    """Use population statistics; return False if they are not finite."""
     try:
         average.use()
     except StateError:

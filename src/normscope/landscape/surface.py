@@ -204,6 +204,6 @@ def _centre_loss(plane: Plane) -> float:
     if abs(first - again) > eps**0.5 * max(abs(first), 1e-3):
         raise StateError(
             f"the same weights gave the losses {first:.6g} and {again:.6g}: the model or the loss "
-            "changes from call to call, so that it has no surface; remove that state or draw."
+            "changes from call to call; remove the state or the random draw that changes it."
         )
     return float(first)

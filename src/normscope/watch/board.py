@@ -1,4 +1,4 @@
-"""What the views show of some stores: parts with versions, so that a view asks for what is new."""
+"""The content of the live view: parts with versions, so that a client gets only what changed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Part:
 
 
 def strict_json(value: Any) -> Any:
-    """Return a value as strict JSON has it: None for a number that is not finite.
+    """Convert a value to strict JSON; numbers that are not finite become None.
 
     >>> strict_json({"steps": (0, float("nan")), "share": np.float64(0.5)})
     {'steps': [0, None], 'share': 0.5}
@@ -76,14 +76,6 @@ def strict_json(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} in its content")
 
 
-@dataclass
-class _Shown:
-    """A store with the parts made of it at the last reading."""
-
-    reader: Reader
-    parts: list[Part] = field(default_factory=list)
-
-
 class Board:
     """Reads stores twice a second in the background, one thread for each.
 
@@ -101,7 +93,8 @@ class Board:
     """
 
     def __init__(self, paths: Sequence[str | Path], interval: float = INTERVAL) -> None:
-        self._stores = [_Shown(Reader(Path(path))) for path in paths]
+        self._readers = [Reader(Path(path)) for path in paths]
+        self._parts: list[list[Part]] = [[] for _ in paths]
         self._interval = interval
         self._version = 0
         self._changed = threading.Condition()
@@ -109,7 +102,7 @@ class Board:
         self._closing = threading.Event()
         self._threads = [
             threading.Thread(target=self._follow, args=(number,), daemon=True)
-            for number in range(len(self._stores))
+            for number in range(len(self._readers))
         ]
         for thread in self._threads:
             thread.start()
@@ -137,7 +130,7 @@ class Board:
     def is_complete(self) -> bool:
         """Whether every store was read to its end."""
         with self._changed:
-            return all(each.parts and not each.reader.is_behind for each in self._stores)
+            return all(self._parts) and not any(each.is_behind for each in self._readers)
 
     def wait(self, since: int, seconds: float) -> dict[str, Any] | None:
         """Return what is new, waiting for it; None if there is nothing.
@@ -154,8 +147,8 @@ class Board:
             if self._version <= since:
                 return None
             version = self._version
-            parts = [part for each in self._stores for part in each.parts]
-        # built outside of the lock: the parts never change
+            parts = [part for each in self._parts for part in each]
+        # built outside the lock; parts are immutable
         payloads = (part.payload(since) for part in parts)
         return {
             "version": version,
@@ -164,30 +157,30 @@ class Board:
         }
 
     def _follow(self, number: int) -> None:
-        shown = self._stores[number]
+        reader = self._readers[number]
         while not self._closing.is_set():
             try:
-                changed = shown.reader.read()
-                if changed or not shown.parts or shown.reader.at_work:
-                    self._publish(number, shown)
-            except Exception as error:  # a forged store may hold anything: show it, go on
-                shown.reader.close()
+                changed = reader.read()
+                if changed or not self._parts[number] or reader.at_work:
+                    self._publish(number)
+            except Exception as error:  # a file may hold anything: show the error, continue
+                reader.close()
                 reason = f"{type(error).__name__}: {error}"[:_LONGEST]
-                shown.reader.problem = f"its content cannot be shown ({reason})"
-                shown.reader.experiments.clear()
-                self._publish(number, shown)
-            self._closing.wait(0.01 if shown.reader.is_behind else self._interval)
-        shown.reader.close()
+                reader.problem = f"its content cannot be shown ({reason})"
+                reader.experiments.clear()
+                self._publish(number)
+            self._closing.wait(0.01 if reader.is_behind else self._interval)
+        reader.close()
 
-    def _publish(self, number: int, shown: _Shown) -> None:
-        """Replace the parts of a store; those that are as before keep their version."""
-        before = {part.name: part for part in shown.parts}
+    def _publish(self, number: int) -> None:
+        """Replace the parts of a store; unchanged ones keep their version."""
+        before = {part.name: part for part in self._parts[number]}
         with self._publishing:
             version = self._version + 1
-            made = _parts(f"s{number}", shown.reader)
+            made = _parts(f"s{number}", self._readers[number])
             parts = [_versioned(each, before.get(each[0]), version) for each in made]
             with self._changed:
-                shown.parts = parts
+                self._parts[number] = parts
                 self._version = version
                 self._changed.notify_all()
 

@@ -79,10 +79,10 @@ class Grid:
         )
 
     def payload(self, since: int) -> dict[str, Any] | None:
-        """Return what a view must know that has seen a version; None: nothing.
+        """Return what has changed since a version; None if nothing has.
 
         Args:
-            since: that version; 0 for none.
+            since: version that the view has; 0 for none.
         """
         whole = self.made > since
         chosen = slice(None) if whole else np.flatnonzero(self.changed > since)

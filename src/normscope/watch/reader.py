@@ -1,4 +1,4 @@
-"""Reads one store again and again: records as they change, and the data that views show.
+"""Poll one store: changed records, and the series that views draw.
 
 States are read at once. Results are read newest first, for a part of a second in each reading, so
 that a view of a large store fills while it is shown.
@@ -27,7 +27,7 @@ MOST_SCOPES = 6
 _MOST_RUNNING = 32  # running records of an experiment whose chunks are read
 _BUDGET = 0.4  # seconds of one reading for results
 _LONGEST = 1.0  # seconds of one reading for states, so that a view of a large store fills
-_ROWS = 100  # results read between two looks at the clock
+_ROWS = 100  # results read between two checks of the time
 
 
 class Reader:

@@ -133,27 +133,20 @@ class Series:
         found = []
         for name, line in self.lines.items():
             base = next((name.removesuffix(end) for end in _ENDS if name.endswith(end)), "")
-            pair = [self.lines.get(f"{base}{end}") for end in _ENDS]
-            if not base or None in pair:
+            low, high = (self.lines.get(f"{base}{end}") for end in _ENDS)
+            if not base or low is None or high is None:
                 found.append({"variable": name, "title": quantity_name(name), **line.payload()})
-            elif name.endswith(_ENDS[0]) and not self._has_band(base):
+            elif line is low and not self._has_band(base):
                 title = f"{quantity_name(base)}, lowest to highest"
-                found.append({"variable": f"{base}_", "title": title, **_band(*pair)})
+                band = Line("along the gradient", low.steps, low.low, low.mean, high.high).payload()
+                del band["mean"]
+                found.append({"variable": f"{base}_", "title": title, **band})
         return found
 
     def _has_band(self, base: str) -> bool:
         """Return whether a line over the distances along the gradient shows the same band."""
         lines = (self.lines.get(name) for name in (base, f"ray_{base}"))
         return any(line is not None and bool(line.over) for line in lines)
-
-
-def _band(low: Line | None, high: Line | None) -> dict[str, Any]:
-    """Return a band between two lines."""
-    assert low is not None
-    assert high is not None
-    both = Line("along the gradient", low.steps, low.low, low.mean, high.high).payload()
-    del both["mean"]
-    return both
 
 
 def _is_measured(name: str, variable: RawVariable) -> bool:

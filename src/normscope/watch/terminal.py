@@ -59,7 +59,7 @@ def show(board: Board) -> None:
     """
     console = Console()
     try:
-        while not console.is_terminal:  # also without news: a closed pipe shows when written to
+        while not console.is_terminal:  # print without news too: only a write detects a closed pipe
             if (present := board.wait(0, _WAIT)) is not None:
                 print(f"{summary(present)}\n", flush=True)
                 time.sleep(_PIPED)
@@ -104,7 +104,7 @@ def render(message: dict[str, Any], width: int) -> RenderableType:
 
 
 def _plain(text: str) -> str:
-    """Return one line without control characters, which a terminal would obey."""
+    """Return one line without control characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 

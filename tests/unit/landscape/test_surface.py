@@ -126,7 +126,7 @@ class _Changing(torch.utils.data.Dataset):
 
 def test_a_data_loader_that_changes_is_refused():
     loader = torch.utils.data.DataLoader(_Changing(), 6)
-    with pytest.raises(StateError, match="another each time"):
+    with pytest.raises(StateError, match="changes each time"):
         surface(dense_net(), "cross_entropy", loader, points=3)
 
 
