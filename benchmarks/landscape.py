@@ -3,7 +3,7 @@
     python benchmarks/landscape.py [--points 9] [--rounds 6] [--net vgg|vit] [--mode train]
         [--tool normscope] [--json FILE]
 
-Of the idle machine: ``--points 51 --rounds 2 --tool normscope``, one net at a time.
+For 51 x 51 points: ``--points 51 --rounds 1 --tool normscope``; 13 minutes of processor time.
 
 The limit is one forward pass for each point and batch, without gradients, in the mode; with
 population statistics two, of which the first collects them. A surface
