@@ -1,4 +1,4 @@
-"""A model of one's own, for the commands that take one.
+"""A user-defined model, for the commands that take one.
 
     normscope curvature examples/my_model.py:build --data examples/my_model.py:samples
     normscope lr examples/my_model.py:build --data examples/my_model.py:samples --batch-size 128

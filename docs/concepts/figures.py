@@ -47,9 +47,9 @@ def limit_of(norm: str) -> ns.learning_rate.Advice:
     )
 
 
-def new_panel(xlabel: str, ylabel: str, height: float = 3.4) -> Axes:
-    """Return labelled axes of a new figure."""
-    axes = new_figure(6.8, height).subplots()
+def new_panel(xlabel: str, ylabel: str, height: float = 3.2) -> Axes:
+    """Return labelled axes of a new figure, narrow enough that a phone shows its letters."""
+    axes = new_figure(5.4, height).subplots()
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     hide_spines(axes)
@@ -59,6 +59,21 @@ def new_panel(xlabel: str, ylabel: str, height: float = 3.4) -> Axes:
 def label_end(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
     """Write the name of a line beside its last point."""
     axes.annotate(text, (x, y), (6, 0), textcoords="offset points", color=colour, va="center")
+
+
+def legend_above(axes: Axes, title: str | None = None) -> None:
+    """Put the legend in one row above the panel."""
+    axes.legend(
+        frameon=False,
+        title=title,
+        loc="lower center",
+        bbox_to_anchor=(0.45, 1),
+        ncols=4,
+        handlelength=1,
+        handletextpad=0.4,
+        columnspacing=1,
+        borderaxespad=0.2,
+    )
 
 
 def stability_limit() -> Axes:
@@ -76,9 +91,7 @@ def stability_limit() -> Axes:
     axes.axhline(1.5, color="black", ls="--", lw=1)
     axes.annotate("unstable above 1.5", (100, 1.5), (0, 4), textcoords="offset points", ha="right")
     axes.set_yscale("log")
-    axes.legend(
-        frameon=False, title=f"limit {advice.limit:.2g}", loc="center left", bbox_to_anchor=(1, 0.5)
-    )
+    legend_above(axes, f"learning rate (limit {advice.limit:.2g})")
     return axes
 
 
@@ -121,7 +134,7 @@ def spectrum() -> Axes:
         arrow = None if x == 0 else {"arrowstyle": "->", "color": colour}
         start = (x, height) if x == 0 else (x, 1.3)
         axes.annotate(text, start, target, color=colour, arrowprops=arrow, **place)
-    axes.margins(x=0.2)
+    axes.margins(x=0.35)
     return axes
 
 
@@ -150,7 +163,7 @@ def bound_and_limit() -> Axes:
     axes.set_yticks(range(len(LABELS)), list(LABELS.values()))
     axes.set_ylim(-0.6, len(LABELS) - 0.4)
     axes.set_xscale("log")
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    legend_above(axes)
     return axes
 
 

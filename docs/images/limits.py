@@ -22,7 +22,7 @@ def draw(demo: xr.Dataset) -> Figure:
     """Return the limit by normalization, median over seeds, with the factor over the smallest."""
     limits = demo["limit"].median("seed").sortby(demo["limit"].median("seed"))
     names, values = [str(norm) for norm in limits["norm"].values], limits.values
-    figure = new_figure(7.2, 2.7)
+    figure = new_figure(6.4, 2.6)
     axes = figure.subplots()
     bars = axes.barh(range(len(names)), values, color=[colour_of(name) for name in names])
     factors = [f"{value:.2g}  ({value / values[0]:.2g}x)" for value in values[1:]]
