@@ -24,7 +24,7 @@ from normscope.learning_rate.around_step import (
     preconditioner_at,
     setup_notes,
 )
-from normscope.learning_rate.bound import MeasuredCurvature, measure_curvature
+from normscope.learning_rate.bound import TOLERANCE, MeasuredCurvature, measure_curvature
 from normscope.learning_rate.choice import Choice, choose_rate
 from normscope.learning_rate.network_properties import (
     held_norm_layers,
@@ -273,13 +273,15 @@ def _measure(
     plan = effort if verify else EFFORTS["thorough"]  # without runs nothing corrects the bound
     rates = GroupRates.of(setup, optimizer)
     preconditioner = preconditioner_at(setup, batches, optimizer, rule, rates)
+    prediction, reason = None, unjoined or no_prediction(setup, rule, preconditioner) or ""
+    if reason:  # the search for the limit begins at the bound
+        plan = replace(plan, curvature_tolerance=TOLERANCE)
 
     @functools.cache
     def measure() -> MeasuredCurvature:
         return _curvature(setup, batches, rule, preconditioner, plan, progress)
 
     curvature = measure() if plan.curvature_batches and rule.unknown is None else None
-    prediction, reason = None, unjoined or no_prediction(setup, rule, preconditioner) or ""
     if not reason:
         progress(Progress("prediction"))
         prediction = _predict(setup, batches[0], rule, preconditioner, measure)
@@ -373,7 +375,9 @@ def _curvature(
     """Return the curvature, which must be positive."""
     few = batches[: plan.curvature_batches or 1]
     given = (setup.problem, few, rule, preconditioner, setup.seed, progress, setup.mode)
-    found = measure_curvature(*given, later_steps=plan.later_steps)
+    found = measure_curvature(
+        *given, later_steps=plan.later_steps, tolerance=plan.curvature_tolerance
+    )
     _check_curvature(found, rule)
     return found
 

@@ -15,6 +15,7 @@ from normscope.curvature.precision import without_autocast
 from normscope.curvature.spaces import ParameterSpace
 from normscope.curvature.top_eigenvalue import extreme_eigenvalues
 from normscope.errors import NormscopeError
+from normscope.learning_rate.thresholds import EFFORTS
 from normscope.learning_rate.trial_run import TrialRun, TrialStart, leave_plateau
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
 from normscope.problem.batch import Batch, batch_count
@@ -25,7 +26,8 @@ from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.text import Rendered, Table, plural
 from normscope.warn import silenced
 
-_TOLERANCE = 0.01  # on the residual of an eigenvalue; batches differ by more
+TOLERANCE = EFFORTS["thorough"].curvature_tolerance
+"""On the relative residual of an eigenvalue."""
 _MAX_PRODUCTS = 80  # of one search
 LATER_STEPS = (1, 4, 16)
 """Numbers of steps after which the curvature is measured again."""
@@ -95,6 +97,7 @@ def measure_curvature(
     progress: ProgressCallback = ignore_progress,
     mode: str = "train",
     later_steps: Sequence[int] = LATER_STEPS,
+    tolerance: float = TOLERANCE,
 ) -> MeasuredCurvature:
     """Measure the top eigenvalue on every batch and after the first steps.
 
@@ -115,6 +118,7 @@ def measure_curvature(
         progress: receives an event before each measurement.
         mode: "train", "frozen", "eval" or "as_is".
         later_steps: numbers of steps after which it is measured again; none: only at the start.
+        tolerance: on the relative residual of an eigenvalue, whose own error is far smaller.
 
     Returns:
         The eigenvalues, and the top eigenvector's shares by module.
@@ -122,7 +126,7 @@ def measure_curvature(
     begin = time.perf_counter()
     start = TrialStart(problem, batches, preconditioner, seed, mode=mode)
     for kind in ("ggn", "hessian") if start.evaluator(0).loss_is_of_output else ("hessian",):
-        checks = _CurvatureChecks(kind, rule, start, seed, later_steps)
+        checks = _CurvatureChecks(kind, rule, start, seed, later_steps, tolerance)
         for number in range(len(batches)):
             progress(Progress("curvature", f"batch {number + 1} of {len(batches)}"))
             checks.measure_batch(start.evaluator(number))
@@ -148,10 +152,16 @@ class _CurvatureChecks:
     """Eigenvalue searches one after another, each started from the last one's eigenvector."""
 
     def __init__(
-        self, kind: str, rule: UpdateRule, start: TrialStart, seed: int, later_steps: Sequence[int]
+        self,
+        kind: str,
+        rule: UpdateRule,
+        start: TrialStart,
+        seed: int,
+        later_steps: Sequence[int],
+        tolerance: float,
     ) -> None:
         self.kind, self._rule, self._seed = kind, rule, seed
-        self._later_steps = later_steps
+        self._later_steps, self._tolerance = later_steps, tolerance
         self._preconditioner = start.preconditioner
         self._guess: Tensor | None = None
         self._top_vector: Tensor | None = None
@@ -232,11 +242,11 @@ class _CurvatureChecks:
     def _eigenpair(self, evaluator: Evaluator) -> tuple[float, Tensor]:
         operator = CurvatureOperator(evaluator, self.kind)
         if self._preconditioner is not None:
-            found = preconditioned_eigenvalue(operator, self._preconditioner)
+            found = preconditioned_eigenvalue(operator, self._preconditioner, self._tolerance)
             self.products += found.products
             self.converged &= found.converged
             return float(found.values[0]), found.vectors[:, 0]
-        request = Request(1, "largest", _TOLERANCE, _MAX_PRODUCTS, self._seed)
+        request = Request(1, "largest", self._tolerance, _MAX_PRODUCTS, self._seed)
         with silenced():  # the advice reports convergence
             top = extreme_eigenvalues(operator, request, self._guess, time.perf_counter())
         self.products += top.matvecs
@@ -248,7 +258,7 @@ class _CurvatureChecks:
 def preconditioned_eigenvalue(
     operator: CurvatureOperator,
     preconditioner: Preconditioner,
-    tolerance: float = _TOLERANCE,
+    tolerance: float = TOLERANCE,
     guess: Tensor | None = None,
 ) -> Found:
     r"""Return the largest eigenvalue of the curvature in units of the optimizer's steps.

@@ -145,6 +145,7 @@ def short_run(
         divergence_factor=HOPELESS_GROWTH if recovers else growth,
         own_gradients_only=True,
         keeps_flags=keeps_flags,
+        updates_last=False,
     )
     with closing(loop.run(steps)) as running, _CollapseCheck(problem.model) as collapse:
         for step in running:
@@ -205,8 +206,9 @@ def _largest_growth(losses: Sequence[float]) -> float:
 class _CollapseCheck:
     """Detects that a model's outputs, which once differed between samples, became constant.
 
-    A forward hook keeps the last output, if it is a tensor with samples first. If all weights have
-    become small, a penalty on them has made the outputs constant: ``shrunk``, not ``found``.
+    A forward hook keeps the output of every tenth step, if it is a tensor with samples first. If
+    all weights have become small, a penalty on them has made the outputs constant: ``shrunk``, not
+    ``found``.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -217,19 +219,28 @@ class _CollapseCheck:
         self.found = self.shrunk = False
 
     def __enter__(self) -> Self:
-        self._handle = self._model.register_forward_hook(self._keep)
+        self._register()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._handle.remove()
+
+    def _register(self) -> None:
+        self._output = None
+        self._handle = self._model.register_forward_hook(self._keep)
 
     def _keep(self, model: nn.Module, inputs: object, output: object) -> None:
         self._output = output.detach() if isinstance(output, Tensor) else None
 
     def check(self, index: int) -> bool:
         """Check every tenth step; collapsed once outputs are constant at two checks in a row."""
+        if (index + 1) % COLLAPSE_EVERY == 0:  # not always: a hook slows every forward pass
+            self._register()
+        if index % COLLAPSE_EVERY:
+            return self.found
+        self._handle.remove()
         output = self._output
-        if output is None or output.dim() == 0 or len(output) < 2 or index % COLLAPSE_EVERY:
+        if output is None or output.dim() == 0 or len(output) < 2:
             return self.found
         if bool((output != output[:1]).any()):
             self._has_differed, self._constant = True, 0

@@ -130,6 +130,7 @@ class Effort:
         name: the value.
         curvature_batches: batches on which the curvature is measured; 0: it is not.
         later_steps: steps after which it is measured again.
+        curvature_tolerance: on the residual of an eigenvalue.
         limit_steps: training steps that may be spent on the limit.
         choice_steps: length of a trial that chooses the recommended rate.
         total_steps: training steps of the limit and of these trials together; two trials are made
@@ -146,6 +147,7 @@ class Effort:
     choice_steps: int = 50
     final_steps: int = 0
     bisects: bool = False
+    curvature_tolerance: float = 0.05
 
 
 EFFORTS = {
@@ -161,6 +163,7 @@ EFFORTS = {
         total_steps=1000,
         final_steps=200,
         bisects=True,
+        curvature_tolerance=0.01,
     ),
 }
 """By name. The steps follow from the goals: all of it within 1 range test for "quick", and within 4

@@ -32,9 +32,11 @@ def tensors_of(batch: Batch) -> Iterator[Tensor]:
     """
     if isinstance(batch, Tensor):
         yield batch
-    elif isinstance(batch, Mapping | tuple | list) or is_record(batch):
-        whole = record_fields(batch) if is_record(batch) else batch
-        for part in whole.values() if isinstance(whole, Mapping) else whole:
+    elif isinstance(batch, tuple | list):  # first: a check for Mapping is slow
+        for part in batch:
+            yield from tensors_of(part)
+    elif isinstance(batch, Mapping) or is_record(batch):
+        for part in (batch if isinstance(batch, Mapping) else record_fields(batch)).values():
             yield from tensors_of(part)
     elif is_graph(batch):
         found: list[Tensor] = []
@@ -84,11 +86,11 @@ def map_tensors(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
     """
     if isinstance(batch, Tensor):
         return function(batch)
-    if isinstance(batch, Mapping):
-        return {key: map_tensors(part, function) for key, part in batch.items()}
     if isinstance(batch, tuple | list):
         parts = tuple(map_tensors(part, function) for part in batch)
         return type(batch)._make(parts) if hasattr(batch, "_make") else parts  # a named tuple
+    if isinstance(batch, Mapping):
+        return {key: map_tensors(part, function) for key, part in batch.items()}
     if is_graph(batch):  # apply changes the object, and passes other content to the function too
         return copy.copy(batch).apply(lambda x: function(x) if isinstance(x, Tensor) else x)
     if is_record(batch):

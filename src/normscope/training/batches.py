@@ -112,24 +112,22 @@ class _ShuffledBatches:
         select: Callable[[Tensor], Batch],
     ) -> None:
         self._count, self._size, self._device = count, size, device
-        self._drop_last = drop_last
         self._select = select
         self._generator = torch.Generator().manual_seed(int(seed))
-        self._chunks: tuple[Tensor, ...]
+        self._length = count // size if drop_last and count >= size else -(-count // size)
         self._start_epoch()
 
     def draw(self) -> Batch:
-        if self._position == len(self._chunks):
+        if self._position == self._length:
             self._start_epoch()
+        start = self._position * self._size
         self._position += 1
-        return self._select(self._chunks[self._position - 1])
+        return self._select(self._permutation[start : start + self._size])
 
     def _start_epoch(self) -> None:
         self._epoch_start = self._generator.get_state()
-        permutation = torch.randperm(self._count, generator=self._generator).to(self._device)
-        chunks = torch.split(permutation, self._size)
-        is_incomplete = len(chunks[-1]) < self._size
-        self._chunks = chunks[:-1] if self._drop_last and is_incomplete else chunks
+        permutation = torch.randperm(self._count, generator=self._generator)
+        self._permutation = permutation.to(self._device)
         self._position = 0
 
     def state(self) -> State:

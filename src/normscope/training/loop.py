@@ -121,6 +121,8 @@ class Loop:
         own_gradients_only: whether a step leaves the ``.grad`` of all tensors alone that are not
             parameters of the model, such as those of a second model that the loss calls.
         keeps_flags: leave every module's ``training`` flag as it is, also in eval mode.
+        updates_last: whether the last step of a run has a gradient and an update, which its loss
+            does not need.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class Loop:
         divergence_factor: float | None = 1e3,
         own_gradients_only: bool = False,
         keeps_flags: bool = False,
+        updates_last: bool = True,
     ) -> None:
         if divergence_factor is not None and not divergence_factor > 1:
             raise InputError(f"divergence_factor must be above 1 or None, got {divergence_factor}.")
@@ -146,7 +149,7 @@ class Loop:
         self._divergence_factor, self._keeps_flags = divergence_factor, keeps_flags
         self._parameters = list(problem.model.parameters())
         self._device = problem.device  # once: it searches the model's tensors
-        self._own_gradients_only = own_gradients_only
+        self._own_gradients_only, self._updates_last = own_gradients_only, updates_last
         made = self.optimizer
         self._accumulate = made.accumulate if isinstance(made, CommonRate) else 1
         self._closure: Callable[[], Tensor] | None = None
@@ -175,22 +178,25 @@ class Loop:
     def _run(self, steps: int, after_update: Callable[[], None]) -> Generator[Step, None, None]:
         with nullcontext() if self._keeps_flags else training_mode(self.problem.model):
             while self.taken < steps and not self.stop_requested:
-                step = self._gradient_step()
+                is_last = not self._updates_last and self.taken == steps - 1
+                step = self._gradient_step(loss_only=is_last)
                 yield step
                 if step.diverged:
                     self.outcome = Outcome.DIVERGED
                     return
+                if is_last:
+                    break
                 take_step(self.optimizer, self._closure)
                 self.taken += 1
                 after_update()
         self.outcome = Outcome.STOPPED if self.stop_requested else Outcome.FINISHED
 
-    def _gradient_step(self) -> Step:
+    def _gradient_step(self, loss_only: bool = False) -> Step:
         """Draw the batches of a step and leave the gradient of their loss in the parameters."""
         batches = [self.batches.draw() for _ in range(self._accumulate)]
         if self._generators is not None:
             self._closure = self._repeat(batches, self._generators)
-        loss = self._accumulate_gradient(batches)
+        loss = self._accumulate_gradient(batches, loss_only)
         self.losses.append(loss)
         diverged = has_diverged(loss, self.losses[0], self._divergence_factor)
         if diverged and len(batches) > 1:
@@ -205,7 +211,7 @@ class Loop:
             diverged=diverged,
         )
 
-    def _accumulate_gradient(self, batches: Sequence[Batch]) -> float:
+    def _accumulate_gradient(self, batches: Sequence[Batch], loss_only: bool) -> float:
         """Return the mean loss of batches and leave its gradient, unless the loss diverged."""
         total, count = 0.0, len(batches)
         for number, batch in enumerate(batches):
@@ -216,7 +222,8 @@ class Loop:
             factor = self._divergence_factor if number == count - 1 else None
             if has_diverged(total, self.losses[0] if self.losses else total, factor):
                 break
-            self._backward(loss, count)
+            if not loss_only:
+                self._backward(loss, count)
         return total
 
     def _loss(self, batch: Batch) -> Tensor:
