@@ -9,7 +9,7 @@ import difflib
 import importlib
 import pkgutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any, Generic, TypeVar, overload
 
@@ -73,6 +73,18 @@ def unknown_name(
         )
     listed = ", ".join(choices) if choices else "none are registered"
     return UnknownNameError(f"{unknown} Choices: {listed}.")
+
+
+def check_choice(kind: str, name: object, choices: Collection[str]) -> None:
+    """Raise `UnknownNameError` unless the name is one of the choices.
+
+    Args:
+        kind: what the name is of.
+        name: as given.
+        choices: the known names.
+    """
+    if name not in choices:
+        raise unknown_name(kind, name, choices)
 
 
 def _closest(name: str, choices: list[str]) -> list[str]:

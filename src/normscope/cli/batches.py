@@ -8,6 +8,7 @@ from typing import Any
 
 from normscope.cli import sources
 from normscope.cli.render import print_to_stderr
+from normscope.cli.sources import Source
 from normscope.errors import ArgumentTypeError, InputError, NormscopeError
 from normscope.text import join_words, plural
 
@@ -28,9 +29,7 @@ def _default_batch_size(samples: int, batches: int = 1) -> int:
 
 
 def load_problem(
-    model: str,
-    data: str,
-    loss: str,
+    source: Source,
     norm: str | None,
     options: Sequence[str] | None,
     seed: int,
@@ -43,9 +42,7 @@ def load_problem(
     A note on stderr reports a conversion of the data.
 
     Args:
-        model: name or import path.
-        data: name or import path.
-        loss: name or import path.
+        source: names or import paths of model, data and loss.
         norm: of a registered model.
         options: of a registered model, each ``name=value``.
         seed: of the weights, and of the samples that are drawn.
@@ -53,11 +50,11 @@ def load_problem(
         batches: how many batches; None for all data, as it is loaded.
         batch_size: samples in a batch; None for the default.
     """
-    samples = sources.load_data(data, seed)
+    samples = sources.load_data(source.data, seed)
     chosen = samples if batches is None else choose_batches(samples, batch_size, batches, seed)
-    network = sources.load_model(model, samples, norm, list(options or ()), seed, device)
+    network = sources.load_model(source.model, samples, norm, options or (), seed, device)
     note_conversion(chosen, network)
-    return (network, sources.load_loss(loss), chosen), samples
+    return (network, sources.load_loss(source.loss), chosen), samples
 
 
 def choose_batches(data: Any, batch_size: int | None, batches: int, seed: int = 0) -> list[Any]:

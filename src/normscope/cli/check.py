@@ -10,9 +10,9 @@ import typer
 from normscope.cli import options as opt
 from normscope.cli import sources
 from normscope.cli.app import command
-from normscope.cli.batches import choose_batches
+from normscope.cli.batches import choose_batches, load_problem
 from normscope.cli.render import Row, print_json, print_note, print_table
-from normscope.cli.sources import check_names
+from normscope.cli.sources import Source
 from normscope.errors import InputError
 from normscope.progress import Progress
 from normscope.progress_bar import show_progress
@@ -86,12 +86,14 @@ def check(
     elif data is None:
         raise InputError("a model is checked on data; give --data, such as --data digits.")
     else:
-        check_names(model, data, loss, norm)  # before torch is loaded
-        from normscope.cli.check_model import load_model
+        source = Source(model, data, loss or "cross_entropy")
+        sources.check_names(*source, norm)  # before torch is loaded
+        problem, whole = load_problem(source, norm, option, seed, device, 1, batch_size)
+        from normscope.cli.check_model import CheckedModel
 
-        built: dict[str, Any] = {"norm": norm, "options": option or (), "device": device}
-        names = model, loss or "cross_entropy", data
-        checked = load_model(*names, **built, batch_size=batch_size, seed=seed)
+        network, function, (batch,) = problem
+        smaller = "take --batch-size" if isinstance(whole, tuple) else "return batches of size"
+        checked = CheckedModel(source, network, function, batch, smaller, seed)
         found, samples = checked.check(layer, form)
     if print_verdicts(found, form, as_json, every_row, samples):
         raise typer.Exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from normscope.cli.batches import load_problem, samples_of
+from normscope.cli.batches import samples_of
 from normscope.cli.render import print_to_stderr
+from normscope.cli.sources import Source
 from normscope.errors import InputError
 from normscope.import_path import call_user_code
 from normscope.layers import is_batch_norm
@@ -47,7 +48,7 @@ class CheckedModel:
     """A model with the batch that the statements are checked on.
 
     Args:
-        names: of model, loss and data, as the user gave them.
+        source: names of model, data and loss, as the user gave them.
         network: the model.
         loss: as the library takes it.
         batch: all of it.
@@ -55,7 +56,7 @@ class CheckedModel:
         seed: of dropout and noise.
     """
 
-    names: tuple[str, str, str]
+    source: Source
     network: Any
     loss: Any
     batch: Any
@@ -76,24 +77,22 @@ class CheckedModel:
             InputError: if the model has no batch normalization.
         """
         samples: SampleCounts = {}
-        named = self.network.named_modules()
-        norms = [name for name, module in named if is_batch_norm(module)]
-        names = norms if layer is None else [layer]
-        units = _FEW_UNITS if layer is None else UNITS
         if layer is None:
-            found = list(self._check_layers(names, form, samples))
+            found = list(self._check_layers(form, samples))
         else:
             with show_progress("check") as show:
-                verdicts = self._check_layer(layer, form, samples, units, show)
+                verdicts = self._check_layer(layer, form, samples, UNITS, show)
             found = [(layer, each) for each in (*verdicts, *verdicts.unchecked)]
         if not found:
-            raise _nothing_to_check(self.names[0], self.network, self._fitting_norms())
+            raise _nothing_to_check(self.source.model, self.network, self._fitting_norms())
         size = samples_of(self.batch)
         return [(name, add_remedy(each, size, self.smaller)) for name, each in found], samples
 
     def _check_layers(
-        self, names: Sequence[str], form: str, samples: SampleCounts
+        self, form: str, samples: SampleCounts
     ) -> Iterator[tuple[str, Verdict | Unchecked]]:
+        modules = self.network.named_modules()
+        names = [name for name, module in modules if is_batch_norm(module)]
         with show_progress("check") as show:
             for number, name in enumerate(names):
                 show(Progress(f"layer {name}", done=number, total=len(names), unit="layers"))
@@ -114,7 +113,7 @@ class CheckedModel:
             chosen = self._evenly_spaced(layer, min(units, most))
             sizes: dict[str, Any] = {"units": chosen, "dense_limit": limit}
             of_layer = partial(check_layer, self.network, self.loss, [batch], layer, **sizes)
-            return call_user_code(self._source, partial(of_layer, **options))
+            return call_user_code(str(self.source), partial(of_layer, **options))
 
         verdicts, part = check_in_parts(check, self.batch)
         if part is not None:
@@ -150,44 +149,8 @@ class CheckedModel:
         """Return the usual normalizations that the model works with."""
         problem = Problem(self.network, self.loss, [self.batch])
         find = partial(unfit_norms, problem, _USUAL_NORMS, self.batch, self.seed)
-        unfit = call_user_code(self._source, find)
+        unfit = call_user_code(str(self.source), find)
         return [norm for norm in _USUAL_NORMS if norm not in unfit]
-
-    @property
-    def _source(self) -> str:
-        model, loss, data = self.names
-        return f"{model} with {loss} on {data}"
-
-
-def load_model(
-    model: str,
-    loss: str,
-    data: str,
-    *,
-    norm: str | None,
-    options: Iterable[str],
-    batch_size: int | None,
-    device: str | None,
-    seed: int,
-) -> CheckedModel:
-    """Load what the user named; a note on stderr reports a conversion of the data.
-
-    Args:
-        model: name or import path.
-        loss: name or import path.
-        data: name or import path.
-        norm: of a registered model.
-        options: of a registered model, each ``name=value``.
-        batch_size: of the batch; None for the default.
-        device: of the model; None for its own.
-        seed: of the weights, and of the samples that are drawn.
-    """
-    (network, function, chosen), samples = load_problem(
-        model, data, loss, norm, list(options), seed, device, 1, batch_size
-    )
-    smaller = "take --batch-size" if isinstance(samples, tuple) else "return batches of size"
-    names = (model, loss, data)
-    return CheckedModel(names, network, function, chosen[0], smaller, seed)
 
 
 def worst_by_statement(verdicts: Verdicts) -> Iterator[Verdict | Unchecked]:

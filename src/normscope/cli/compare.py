@@ -16,7 +16,9 @@ from normscope.cli.render import (
     save_figure,
     write_then_print,
 )
+from normscope.cli.sources import Source
 from normscope.errors import InputError
+from normscope.registry import check_choice
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,14 +72,14 @@ def compare(
     Example: normscope compare fully_connected --data digits --norms none,batch,layer
     """
     kinds = None if norms is None else [each for part in norms.split(",") if (each := part.strip())]
-    sources.check_names(model, data, loss, *(kinds or ()))
+    source = Source(model, data, loss)
+    sources.check_names(*source, *(kinds or ()))
     rule = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
     check_optimizer(optimizer, rule)
-    opt.check_mode(mode)
+    check_choice("mode", mode, opt.MODES)
     check_figure(out)
-    problem, samples = load_problem(model, data, loss, None, option, seed, device)
+    problem, samples = load_problem(source, None, option, seed, device)
     given = advice_options(samples, rule, optimizer, batch_size, no_verify, mode, seed)
-    source = f"{model} with {loss} on {data}"
     comparison = _compare(source, problem, {**given, "norms": kinds, "steps": steps})
     legend = _legend(comparison, source, problem[0], not no_verify)
 
@@ -85,11 +87,10 @@ def compare(
         return None if out is None else save_figure(comparison.plot(), out)
 
     with write_then_print(draw) as figure:
-        names = {"model": model, "data": data, "loss": loss}
-        print_result(comparison, names, figure, as_json, legend)
+        print_result(comparison, source, figure, as_json, legend)
 
 
-def _compare(source: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Comparison:
+def _compare(source: Source, problem: tuple[Any, ...], given: dict[str, Any]) -> Comparison:
     from normscope.learning_rate import compare as compare_norms
     from normscope.learning_rate.comparison import UnfitNormError
 
@@ -100,7 +101,7 @@ def _compare(source: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Co
         raise InputError(str(error).replace(f"norms={error.fitting}", option)) from error
 
 
-def _legend(comparison: Comparison, source: str, network: nn.Module, verified: bool) -> str:
+def _legend(comparison: Comparison, source: Source, network: nn.Module, verified: bool) -> str:
     """Return what the columns are, and what was compared."""
     from normscope.learning_rate.compared import AVERAGED
 

@@ -20,10 +20,11 @@ from normscope.cli.render import (
     print_json,
     print_note,
 )
+from normscope.cli.sources import Source
 from normscope.errors import NormscopeWarning
 from normscope.import_path import call_user_code
 from normscope.progress_bar import show_progress
-from normscope.registry import unknown_name
+from normscope.registry import check_choice
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -41,7 +42,6 @@ _WHICHES = ("largest", "smallest", "both", "magnitude")
 _PRODUCTS = "Give up after this many matrix-vector products; each costs about two gradients."
 _LANCZOS = "Matrix-vector products for each random direction."
 Kind = Annotated[str, opt.option("KIND", _KIND, kind="kinds")]
-Batches = Annotated[int, opt.number("Batches to average over.", min=1, group=opt.DATA)]
 Count = Annotated[int, opt.number("How many eigenvalues.", "-k", min=1)]
 Which = Annotated[str, opt.option("WHICH", _WHICH, choices=_WHICHES)]
 Tolerance = Annotated[float, opt.number("Stop at this relative residual.")]
@@ -63,7 +63,7 @@ def curvature(
     norm: opt.Norm = None,
     option: opt.ModelOptions = None,
     batch_size: opt.BatchSize = None,
-    batches: Batches = 1,
+    batches: opt.Batches = 1,
     k: Count = 1,
     which: Which = "largest",
     tol: Tolerance = 1e-3,
@@ -82,23 +82,20 @@ def curvature(
 
     Example: normscope curvature examples/my_model.py:build --data examples/my_model.py:samples
     """
-    sources.check_names(model, data, loss, norm)
-    opt.check_mode(mode)
-    if which not in _WHICHES:
-        raise unknown_name("choice of eigenvalues", which, _WHICHES)
-    sources.check_kind(kind, model, data, loss)
+    source = Source(model, data, loss)
+    sources.check_names(*source, norm)
+    check_choice("mode", mode, opt.MODES)
+    check_choice("choice of eigenvalues", which, _WHICHES)
+    sources.check_kind(kind, *source)
     check_figure(out)
-    problem, samples = load_problem(
-        model, data, loss, norm, option, seed, device, batches, batch_size
-    )
+    problem, samples = load_problem(source, norm, option, seed, device, batches, batch_size)
     whose = samples if isinstance(samples, tuple) else problem[-1]  # what an error refers to
     common: dict[str, Any] = {"kind": kind, "mode": mode, "seed": seed}
     search = {**common, "k": k, "which": which, "tol": tol, "max_products": max_products}
     whole = {**common, "probes": probes, "lanczos_steps": lanczos_steps} if spectrum else None
     measure = partial(_measure, problem, whose, search, whole)
-    top, density = call_user_code(f"{model} with {loss} on {data}", measure)
+    top, density = call_user_code(str(source), measure)
     with draw_then_print(out, partial(_draw, top, density)) as figure:
-        source = {"model": model, "data": data, "loss": loss}
         _print(top, density, source, figure, problem[0], as_json)
     if not top.converged:
         raise typer.Exit(1)
@@ -138,19 +135,21 @@ def _draw(top: TopEigenvalue, density: xr.Dataset | None, axes: Axes) -> None:
 def _print(
     top: TopEigenvalue,
     density: xr.Dataset | None,
-    source: dict[str, str],
+    source: Source,
     figure: Path | None,
     network: nn.Module,
     as_json: bool,
 ) -> None:
     if as_json:
         path = None if figure is None else str(figure)
-        print_json({**source, **top.to_dict(), "spectrum": _to_dict(density), "figure": path})
+        print_json(
+            {**source._asdict(), **top.to_dict(), "spectrum": _to_dict(density), "figure": path}
+        )
         return
     print_note(str(top))
     if density is not None:
         print_note(_summary(density))
-    print_note(f"\n{_basis(top, describe_parameters(network), **source)}")
+    print_note(f"\n{_basis(top, describe_parameters(network), source)}")
     if figure is not None:
         print(f"Figure: {figure}")
 
@@ -162,17 +161,17 @@ def _to_dict(density: xr.Dataset | None) -> dict[str, Any] | None:
     return {**{str(name): value for name, value in density.attrs.items()}, **arrays}
 
 
-def _basis(top: TopEigenvalue, parameters: str, model: str, data: str, loss: str) -> str:
+def _basis(top: TopEigenvalue, parameters: str, source: Source) -> str:
     """Return what the numbers are of, in one line."""
     from normscope.curvature.kinds import matrix_name
 
     matrix = f"the {matrix_name(top.kind)}"
     if top.kind != "fisher":
-        matrix += f" of {loss}"
+        matrix += f" of {source.loss}"
     else:
         matrix += ", which is the curvature of half the squared error"
-        if loss != "squared_error":
-            matrix += f" and not of {loss} (--kind ggn or hessian is of that loss)"
+        if source.loss != "squared_error":
+            matrix += f" and not of {source.loss} (--kind ggn or hessian is of that loss)"
     batches = f"batches of {top.batch_size}"
     if top.samples == top.batch_size:
         batches = f"one batch of {top.batch_size}"
@@ -183,8 +182,8 @@ def _basis(top: TopEigenvalue, parameters: str, model: str, data: str, loss: str
         "as_is": "each layer by its own training flag",
     }[top.mode]
     return (
-        f"Measured: {matrix}; {model} on {data}, {batches}, mode {top.mode} ({statistics}), "
-        f"{parameters}."
+        f"Measured: {matrix}; {source.model} on {source.data}, {batches}, mode {top.mode} "
+        f"({statistics}), {parameters}."
     )
 
 

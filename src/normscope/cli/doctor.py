@@ -15,9 +15,10 @@ from normscope.cli import sources
 from normscope.cli.app import command
 from normscope.cli.batches import load_problem, step_batch_size
 from normscope.cli.render import check_file, print_result, write_then_print
+from normscope.cli.sources import Source
 from normscope.errors import InputError
 from normscope.files import replacing
-from normscope.registry import unknown_name
+from normscope.registry import check_choice
 
 if TYPE_CHECKING:
     from normscope.diagnosis import Diagnosis
@@ -86,34 +87,33 @@ def doctor(
 
     Example: normscope doctor examples/faulty_model.py:build --data examples/faulty_model.py:samples
     """
-    sources.check_names(model, data, loss, norm)
+    source = Source(model, data, loss)
+    sources.check_names(*source, norm)
     check_optimizer(optimizer, lr, momentum, weight_decay)
     for file, what in ((sarif, "doctor.sarif"), (out, "doctor.html")):
         if file is not None:
             check_file(file, "diagnosis", what)
-    problem, samples = load_problem(model, data, loss, norm, option, seed, device)
+    problem, samples = load_problem(source, norm, option, seed, device)
     size = step_batch_size(samples, batch_size)
     given = {"batch_size": size, "deep": deep, "seed": seed}
     given["optimizer"] = sources.optimizer_factory(optimizer, lr, momentum, weight_decay)
-    source = f"{model} with {loss} on {data}"
     from normscope.diagnosis import doctor as examine
 
     found = sources.call_with_progress("doctor", source, examine, *problem, **given)
     with write_then_print(partial(_write, found, source, sarif, out)):
-        names = {"model": model, "data": data, "loss": loss}
         batches = "" if size is None else f", batches of {size}"
-        print_result(found, names, None, as_json, f"Examined: {source}{batches}.")
+        print_result(found, source, None, as_json, f"Examined: {source}{batches}.")
     if strict and not found.is_healthy:
         raise typer.Exit(1)
 
 
-def _write(found: Diagnosis, source: str, sarif: Path | None, out: Path | None) -> None:
+def _write(found: Diagnosis, source: Source, sarif: Path | None, out: Path | None) -> None:
     """Write the files that are asked for."""
     from normscope.diagnosis.sarif import sarif_log
 
     if sarif is not None:
-        file, _, _ = source.partition(".py:")
-        log = sarif_log(found, f"{file}.py" if file != source else None)
+        file, is_file, _ = source.model.partition(".py:")
+        log = sarif_log(found, f"{file}.py" if is_file else None)
         with replacing(sarif) as unfinished:
             unfinished.write_text(json.dumps(log, indent=2, allow_nan=False), encoding="utf-8")
     if out is not None:
@@ -144,8 +144,7 @@ def check_optimizer(
         if given:
             raise InputError(f"{given[0]} is of an optimizer; name it too: --optimizer sgd.")
         return
-    if name not in opt.OPTIMIZERS:
-        raise unknown_name("optimizer", name, opt.OPTIMIZERS)
+    check_choice("optimizer", name, opt.OPTIMIZERS)
     if name == "sgd" and lr is None:
         raise InputError("sgd needs a learning rate; give --lr, such as --lr 0.1.")
     if momentum and name != "sgd":

@@ -22,10 +22,11 @@ from normscope.cli.render import (
     warnings_as_notes,
     write_then_print,
 )
+from normscope.cli.sources import Source
 from normscope.errors import InputError, UnknownNameError
 from normscope.import_path import call_user_code
 from normscope.progress_bar import show_progress
-from normscope.registry import unknown_name
+from normscope.registry import check_choice, unknown_name
 
 if TYPE_CHECKING:
     from normscope.landscape import Surface
@@ -70,7 +71,6 @@ Weights = Annotated[
 ]
 Checkpoints = Annotated[list[Path] | None, opt.option("FILE", _CHECKPOINTS, "--checkpoint")]
 NoHessian = Annotated[bool, opt.flag("--no-hessian", "Leave out d'Hd of each direction.")]
-Batches = Annotated[int, opt.number("Batches to average over.", min=1, group=opt.DATA)]
 StoreFile = Annotated[
     Path | None, opt.option("FILE", _STORE, "--store", default="memory", group=opt.COMPUTATION)
 ]
@@ -110,7 +110,7 @@ def landscape(
     norm: opt.Norm = None,
     option: opt.ModelOptions = None,
     batch_size: opt.BatchSize = None,
-    batches: Batches = 1,
+    batches: opt.Batches = 1,
     store: StoreFile = None,
     engine: opt.EngineName = "local",
     workers: Workers = 1,
@@ -129,33 +129,32 @@ def landscape(
 
     Example: normscope landscape fully_connected --data digits --option width=20 --points 9
     """
-    sources.check_names(model, data, loss, norm)
+    source = Source(model, data, loss)
+    sources.check_names(*source, norm)
     names = _check_choices(directions, mode, scaling, kind)
     for file in out or ():
         _check_out(file)
-    problem, _ = load_problem(model, data, loss, norm, option, seed, device, batches, batch_size)
+    problem, _ = load_problem(source, norm, option, seed, device, batches, batch_size)
     axes = {"directions": names if len(names) > 1 else names[0], "dimensions": dimensions}
     grid = {"scaling": scaling, "extent": _extent(extent), "points": points, "refine": refine}
     path = {"centre": weights, "checkpoints": checkpoints or ()}
     run = {"engine": engine, "workers": workers, "threads": threads, "address": address}
     more = {"mode": mode, "hessian": not no_hessian, "seed": seed, "store": store}
     settings: dict[str, Any] = {**axes, **grid, **path, **run, **more}
-    found = call_user_code(f"{model} with {loss} on {data}", partial(_measure, problem, settings))
+    found = call_user_code(str(source), partial(_measure, problem, settings))
     with write_then_print(partial(_write, found, out or (), kind)) as written:
-        source = {"model": model, "data": data, "loss": loss}
         _print(found, source, written or [], as_json)
 
 
 def _check_choices(directions: str, mode: str, scaling: str | None, kind: str) -> list[str]:
     """Return the names of the directions; raise for an unknown choice, before torch is loaded."""
     names = [name.strip() for name in directions.split(",")]
-    choices: list[tuple[str, str, tuple[str, ...]]]
-    choices = [("direction", name, _NAMES) for name in names]
-    choices += [("mode", mode, _MODES), ("kind of plot", kind, _KINDS)]
-    choices += [("scaling", scaling, _SCALINGS)] if scaling is not None else []
-    for what, given, known in choices:
-        if given not in known:
-            raise unknown_name(what, given, known)
+    for name in names:
+        check_choice("direction", name, _NAMES)
+    check_choice("mode", mode, _MODES)
+    check_choice("kind of plot", kind, _KINDS)
+    if scaling is not None:
+        check_choice("scaling", scaling, _SCALINGS)
     return names
 
 
@@ -216,12 +215,11 @@ def _write(found: Surface, out: Sequence[Path], kind: str) -> list[str]:
     return [str(file) for file in out]
 
 
-def _print(found: Surface, source: dict[str, str], files: list[str], as_json: bool) -> None:
-
+def _print(found: Surface, source: Source, files: list[str], as_json: bool) -> None:
     if as_json:
         values = {str(name): found.dataset[name].values.tolist() for name in found.loss.dims}
         numbers = {**values, "loss_values": found.loss.values.tolist()}
-        print_json({**found.to_dict(), **source, **numbers, "files": files})
+        print_json({**found.to_dict(), **source._asdict(), **numbers, "files": files})
         return
     print_text(found.text(shown_width()))
     for file in files:

@@ -11,7 +11,7 @@ from normscope.cli.names import KINDS
 from normscope.cli.render import print_json, print_table
 from normscope.progress import Progress
 from normscope.progress_bar import show_progress
-from normscope.registry import unknown_name
+from normscope.registry import check_choice
 from normscope.text import join_words
 
 KindName = Annotated[
@@ -26,8 +26,8 @@ def list_names(kind: KindName = None, as_json: opt.Json = False) -> None:
 
     Example: normscope list experiments
     """
-    if kind is not None and kind not in KINDS:
-        raise unknown_name("kind", kind, KINDS)
+    if kind is not None:
+        check_choice("kind", kind, KINDS)
     with show_progress("list") as show:
         show(Progress("loading"))  # torch among others, which takes seconds
         found = {each: _summaries(each) for each in ([kind] if kind else KINDS)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normscope.cli import options as opt
 from normscope.cli import sources
@@ -14,12 +14,10 @@ from normscope.cli.render import (
     draw_then_print,
     print_result,
 )
+from normscope.cli.sources import Source
 from normscope.errors import InputError
-from normscope.registry import unknown_name
+from normscope.registry import check_choice
 from normscope.text import join_words
-
-if TYPE_CHECKING:
-    pass
 
 
 @command("lr", "How large a learning rate a model can take, and why.", own="Search")
@@ -57,17 +55,19 @@ def lr(
 
     Example: normscope lr examples/my_model.py:build --data examples/my_model.py:samples
     """
-    sources.check_names(model, data, loss, norm)
+    source = Source(model, data, loss)
+    sources.check_names(*source, norm)
     rule = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
     check_optimizer(optimizer, rule)
-    opt.check_mode(mode)
-    opt.check_effort(effort, objective)
+    check_choice("mode", mode, opt.MODES)
+    check_choice("effort", effort, opt.EFFORTS)
+    if objective is not None:
+        check_choice("objective", objective, opt.OBJECTIVES)
     check_figure(out)
-    problem, samples = load_problem(model, data, loss, norm, option, seed, device)
+    problem, samples = load_problem(source, norm, option, seed, device)
     given = advice_options(samples, rule, optimizer, batch_size, no_verify, mode, seed)
     given |= {"effort": effort, "objective": objective}
     given |= {"clip_norm": clip_norm, "accumulate": accumulate}
-    source = f"{model} with {loss} on {data}"
     from normscope.learning_rate import max_learning_rate
 
     advice = sources.call_with_progress(
@@ -79,9 +79,8 @@ def lr(
         other = "too" if loss == "squared_error" else "instead"
         note += f" normscope theory is about half the squared error {other}."
     with draw_then_print(out, advice.plot, measured) as figure:
-        names = {"model": model, "data": data, "loss": loss}
         text = advice.details if explain else advice.text
-        print_result(advice, names, figure, as_json, note, text)
+        print_result(advice, source, figure, as_json, note, text)
 
 
 def advice_options(
@@ -130,8 +129,7 @@ def check_optimizer(name: str, rule: dict[str, Any]) -> None:
         UnknownNameError: if it is not one of `opt.OPTIMIZERS`.
         InputError: if options of SGD are given with another.
     """
-    if name not in opt.OPTIMIZERS:
-        raise unknown_name("optimizer", name, opt.OPTIMIZERS)
+    check_choice("optimizer", name, opt.OPTIMIZERS)
     given = [f"--{option.replace('_', '-')}" for option, value in rule.items() if value]
     given = [option for option in given if option != "--weight-decay"]
     if given and name != "sgd":

@@ -13,7 +13,6 @@ from normscope.cli.app import OUTPUT
 from normscope.cli.names import completion_of
 from normscope.errors import InputError
 from normscope.ranges import RANGE, number_range
-from normscope.registry import unknown_name
 
 SCALES = ("quick", "small", "medium", "paper")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
@@ -70,20 +69,6 @@ def _settings(
 def number(text: str, *flags: str, **more: Any) -> Any:
     """Return the declaration of an option that takes a number."""
     return option("NUMBER", text, *flags, **more)
-
-
-def check_mode(mode: str) -> None:
-    """Raise an error for an unknown mode, before torch or data is loaded."""
-    if mode not in MODES:
-        raise unknown_name("mode", mode, MODES)
-
-
-def check_effort(effort: str, objective: str | None) -> None:
-    """Raise an error for an unknown effort or objective, before torch or data is loaded."""
-    if effort not in EFFORTS:
-        raise unknown_name("effort", effort, EFFORTS)
-    if objective is not None and objective not in OBJECTIVES:
-        raise unknown_name("objective", objective, OBJECTIVES)
 
 
 def _check_seed(seed: int | None) -> int | None:
@@ -145,6 +130,7 @@ OptimizerName = Annotated[
 BatchSize = Annotated[
     int | None, number("Samples in a batch.", min=1, default=_BATCH_DEFAULT, group=DATA)
 ]
+Batches = Annotated[int, number("Batches to average over.", min=1, group=DATA)]
 ClipNorm = Annotated[
     float | None,
     number("Clip gradients to this norm in the short runs.", default="not clipped", group=TRAINING),

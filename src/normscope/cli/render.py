@@ -16,17 +16,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from normscope.errors import InputError, NormscopeError, NormscopeWarning
 from normscope.files import replacing, try_write
 from normscope.registry import unknown_name
-from normscope.text import text_table, wrap
+from normscope.text import Rendered, text_table, wrap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from torch import nn
+
+    from normscope.cli.sources import Source
 
 Row = Mapping[str, object]
 
@@ -34,15 +36,9 @@ _RULE = re.compile("-{3,}")
 _PIPED = 80  # columns if stdout is not a terminal
 
 
-class _Result(Protocol):
-    def to_dict(self) -> dict[str, Any]: ...
-
-    def text(self, width: int) -> str: ...
-
-
 def print_result(
-    result: _Result,
-    source: Row,
+    result: Rendered,
+    source: Source,
     figure: Path | None,
     as_json: bool,
     note: str,
@@ -52,16 +48,15 @@ def print_result(
 
     Args:
         result: of the library.
-        source: what it was computed from, by name; part of the JSON.
+        source: what it was computed from; part of the JSON.
         figure: the file of its figure, if one was written.
         as_json: strict JSON instead of text.
         note: paragraphs below the text.
         text: returns the text for a width; None: that of the result.
     """
     if as_json:
-        print_json(
-            {**source, **result.to_dict(), "figure": None if figure is None else str(figure)}
-        )
+        path = None if figure is None else str(figure)
+        print_json({**source._asdict(), **result.to_dict(), "figure": path})
         return
     print_text((text or result.text)(shown_width()))
     print_note(f"\n{note}")

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from normscope.cli.names import KINDS, check_name
 from normscope.cli.options import named_values
@@ -19,7 +19,7 @@ from normscope.cli.render import print_to_stderr, warnings_as_notes
 from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
 from normscope.import_path import call_user_code, import_object, is_import_path, load_object
 from normscope.progress_bar import show_progress
-from normscope.registry import unknown_name
+from normscope.registry import check_choice, unknown_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,6 +30,17 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
 # may define names that are not in the source
 _OPEN = {"globals", "locals", "vars", "setattr", "exec", "eval", "modules", "__getattr__", "*"}
+
+
+class Source(NamedTuple):
+    """Model, data and loss by the names that the user gave: registered, or import paths."""
+
+    model: str
+    data: str
+    loss: str
+
+    def __str__(self) -> str:
+        return f"{self.model} with {self.loss} on {self.data}"
 
 
 def check_import_path(path: str) -> None:
@@ -286,8 +297,7 @@ def check_device(device: str) -> None:
         )
     name, count = accelerator.type, torch.accelerator.device_count()
     known = ["cpu", name, *(f"{name}:{i}" for i in range(count))]
-    if device not in known:
-        raise unknown_name("device of this machine", device, known)
+    check_choice("device of this machine", device, known)
 
 
 def optimizer_factory(
@@ -315,7 +325,7 @@ def optimizer_factory(
 
 
 def call_with_progress(
-    title: str, source: str, function: Callable[..., T], *arguments: Any, **options: Any
+    title: str, source: Source, function: Callable[..., T], *arguments: Any, **options: Any
 ) -> T:
     """Call a function of the library that runs user code; show its progress and its warnings.
 
@@ -327,7 +337,7 @@ def call_with_progress(
         **options: of the function.
     """
     with show_progress(title) as show, warnings_as_notes():
-        return call_user_code(source, partial(function, *arguments, progress=show, **options))
+        return call_user_code(str(source), partial(function, *arguments, progress=show, **options))
 
 
 def device_setting(work: str, settings: Container[str], device: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from normscope.plots.axes import logarithmic_axis
 from normscope.plots.labels import add_values
 from normscope.plots.style import INK, new_figure
-from normscope.registry import unknown_name
+from normscope.registry import check_choice
 
 KINDS = ("contour", "3d")
 """Ways to draw a surface over two directions."""
@@ -44,8 +44,7 @@ def surface_plot(results: xr.Dataset, axes: Axes | None = None, kind: str = "con
     Returns:
         The axes drawn on.
     """
-    if kind not in KINDS:
-        raise unknown_name("kind of plot", kind, KINDS)
+    check_choice("kind of plot", kind, KINDS)
     if results["loss"].ndim == 1:
         return _draw_line(results, axes)
     if axes is None:
@@ -66,8 +65,7 @@ def surfaces(results: Mapping[str, xr.Dataset], kind: str = "contour") -> Figure
     Returns:
         The figure.
     """
-    if kind not in KINDS:
-        raise unknown_name("kind of plot", kind, KINDS)
+    check_choice("kind of plot", kind, KINDS)
     figure = new_figure(width=3.3 * len(results) + 0.6, height=3.4)
     flat = all(each["loss"].ndim == 1 for each in results.values())
     view = {"projection": "3d"} if kind == "3d" and not flat else {}

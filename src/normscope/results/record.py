@@ -22,7 +22,7 @@ import xarray as xr
 
 from normscope import __version__
 from normscope.errors import ArgumentTypeError, InputError
-from normscope.registry import unknown_name
+from normscope.registry import check_choice
 from normscope.text import Table
 
 CODE = "code"  # parameter with the digest of the user's files; set by the sweep, never by a user
@@ -52,8 +52,7 @@ class State(StrEnum):
         Raises:
             UnknownNameError: if there is none.
         """
-        if name not in list(cls):
-            raise unknown_name("state", name, map(str, cls))
+        check_choice("state", name, [str(each) for each in cls])
         return cls(name)
 
     @property

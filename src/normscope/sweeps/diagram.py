@@ -16,7 +16,7 @@ from normscope.import_path import is_import_path
 from normscope.interrupts import interrupt_safe
 from normscope.progress import ProgressOption, callback_of
 from normscope.progress_bar import shows_progress
-from normscope.registry import unknown_name
+from normscope.registry import check_choice
 from normscope.results import State, Store
 from normscope.results.record import canonical_json
 from normscope.sweeps.cell import GROUP, group_key, has_diverged, train_unit
@@ -236,8 +236,7 @@ def split_settings(
     Returns:
         The axes, the learning rate last, and the fixed settings.
     """
-    if scale not in SCALES:
-        raise unknown_name("scale", scale, SCALES)
+    check_choice("scale", scale, SCALES)
     values = {name: list(each) for name, each in {**DEFAULT_AXES, **given}.items()}
     axes = {name: each for name, each in values.items() if name in DEFAULT_AXES or len(each) > 1}
     axes["learning_rate"] = axes.pop("learning_rate")
