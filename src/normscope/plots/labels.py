@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
+from normscope.plots.style import annotate
+
 _SIZE = 9.0  # font size of a name in points
 _LINE = 1.15  # height of a line, in font sizes
 _INNER = 0.85  # share of the height of axes that is left to them once everything is drawn
@@ -61,17 +63,8 @@ def label_ends(axes: Axes, size: float = _SIZE) -> None:
     points = axes.get_position().height * figure.get_figheight() * 72 * _INNER
     heights = _spread([height for *_, height in ends], size * _LINE / points)
     for (label, colour, _), height in zip(ends, heights, strict=True):
-        axes.annotate(
-            str(label),
-            (1.0, height),
-            xycoords="axes fraction",
-            xytext=(5, 0),
-            textcoords="offset points",
-            color=colour,
-            fontsize=size,
-            va="center",
-            annotation_clip=False,
-        )
+        style = {"color": colour, "fontsize": size, "va": "center"}
+        annotate(axes, str(label), (1.0, height), "axes fraction", 5, **style)
 
 
 def _end_height(axes: Axes, points: object) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -10,7 +12,15 @@ from matplotlib.lines import Line2D
 
 from normscope.plots.axes import logarithmic_axis, step_axis
 from normscope.plots.labels import add_values, label_ends
-from normscope.plots.style import INK, colour_of, hide_spines, marker_key, new_figure
+from normscope.plots.style import (
+    INK,
+    annotate,
+    colour_of,
+    hide_spines,
+    marker_key,
+    new_axes,
+    new_figure,
+)
 from normscope.text import format_number
 
 _MARKS = {
@@ -42,8 +52,7 @@ def learning_rates(advice: xr.Dataset, axes: Axes | None = None) -> Axes:
     """
     fixed = advice.isel(run=np.flatnonzero(~advice["is_ramp"].values.astype(bool)))
     has_runs = bool(fixed.sizes["run"])
-    if axes is None:
-        axes = new_figure(height=4.2 if has_runs else 2.2).subplots()
+    axes = new_axes(axes, height=4.2 if has_runs else 2.2)
     marks = {name: advice.attrs[name] for name in _MARKS if np.isfinite(advice.attrs[name])}
     logarithmic_axis(axes, "x")
     axes.set_xlabel("learning rate")
@@ -55,13 +64,8 @@ def learning_rates(advice: xr.Dataset, axes: Axes | None = None) -> Axes:
     hide_spines(axes)
     if has_runs:
         _draw_runs(axes, fixed, advice.attrs.get("growth_limit", np.nan))
-        axes.legend(
-            frameon=False,
-            fontsize="small",
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.16),
-            ncols=3,
-        )
+        below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 3}
+        axes.legend(frameon=False, fontsize="small", **below)
     else:
         axes.set_yticks([])
     return axes
@@ -77,14 +81,13 @@ def trial_losses(choice: xr.Dataset, axes: Axes | None = None) -> Axes:
     Returns:
         The axes drawn on.
     """
-    axes = new_figure(height=3.2).subplots() if axes is None else axes
+    axes = new_axes(axes, height=3.2)
     known = choice.where(np.isfinite(choice["loss"]), drop=True)
     axes.plot(known["rate"], known["loss"], "o-", color=INK)
     _, colour, style = _MARKS["recommended"]
     axes.axvline(choice.attrs["chosen"], color=colour, ls=style, label="recommended")
     logarithmic_axis(axes, "x")
-    axes.set_xlabel("learning rate")
-    axes.set_ylabel(f"loss after {choice.attrs['steps']} steps")
+    axes.set(xlabel="learning rate", ylabel=f"loss after {choice.attrs['steps']} steps")
     hide_spines(axes)
     axes.legend(frameon=False, fontsize="small")
     return axes
@@ -109,25 +112,10 @@ def _draw_marks(axes: Axes, marks: dict[str, float]) -> None:
         label, colour, style = _MARKS[name]
         axes.axvline(rate, color=colour, ls=style, lw=1.6, label=f"_{label}")
         height = 3 + _LABEL_ROW * rising.index(name)
-        axes.annotate(
-            f"{label} {format_number(rate)}",
-            (rate, 1.0),
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(3, height),
-            textcoords="offset points",
-            color=colour,
-            fontsize=9,
-            annotation_clip=False,
-        )
-        axes.annotate(
-            "",
-            (rate, 1.0),
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(0, height + 9),
-            textcoords="offset points",
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 1, "shrinkA": 0, "shrinkB": 0},
-            annotation_clip=False,
-        )
+        arrow = {"arrowstyle": "-", "color": colour, "lw": 1, "shrinkA": 0, "shrinkB": 0}
+        text, top = f"{label} {format_number(rate)}", axes.get_xaxis_transform()
+        annotate(axes, text, (rate, 1.0), top, 3, dy=height, color=colour)
+        annotate(axes, "", (rate, 1.0), top, 0, dy=height + 9, arrowprops=arrow)
 
 
 def _draw_runs(axes: Axes, runs: xr.Dataset, growth_limit: float) -> None:
@@ -147,16 +135,8 @@ def _draw_runs(axes: Axes, runs: xr.Dataset, growth_limit: float) -> None:
             add_values(axes, kind["rate"], worst, ("learning rate", "largest loss"), label)
     if np.isfinite(growth_limit):
         axes.axhline(growth_limit, color="black", lw=0.8, ls=":", label="_threshold")
-        axes.annotate(
-            f"unstable\nbeyond {growth_limit:g}",
-            (1.0, growth_limit),
-            xycoords=axes.get_yaxis_transform(),
-            xytext=(4, 0),
-            textcoords="offset points",
-            fontsize=9,
-            va="center",
-            annotation_clip=False,
-        )
+        text, side = f"unstable\nbeyond {growth_limit:g}", axes.get_yaxis_transform()
+        annotate(axes, text, (1.0, growth_limit), side, 4, va="center")
     logarithmic_axis(axes, "y")
     axes.set_ylabel("largest loss over the first")
 
@@ -239,17 +219,10 @@ def _name_rows(axes: Axes, results: xr.Dataset, label: str) -> None:
 
 def _explain_markers(axes: Axes, markers: dict[str, str], hollow: set[str], *more: Line2D) -> None:
     """Draw a legend of the markers above the panel, in a colour of no normalization."""
-    handles = [
-        marker_key(
-            marker, name.replace("_", " "), mew=1.6, ms=7, mfc="white" if name in hollow else INK
-        )
-        for name, marker in markers.items()
-    ]
-    axes.legend(
-        handles=[*handles, *more],
-        frameon=False,
-        fontsize="small",
-        ncols=2 if more else len(handles),
-        loc="lower center",
-        bbox_to_anchor=(0.5, 1.0),
-    )
+    handles: list[Line2D] = []
+    for name, marker in markers.items():
+        fill = "white" if name in hollow else INK
+        handles.append(marker_key(marker, name.replace("_", " "), mew=1.6, ms=7, mfc=fill))
+    above: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
+    columns = 2 if more else len(handles)
+    axes.legend(handles=[*handles, *more], frameon=False, fontsize="small", ncols=columns, **above)

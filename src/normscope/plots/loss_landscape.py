@@ -131,8 +131,8 @@ def _draw_predictiveness(axes: Axes, differences: xr.DataArray) -> None:
         axes.fill_between(distance, low, high, color=colour, alpha=0.2, lw=0)
         axes.plot(distance, middle, "o-", color=colour, ms=3, label=LABELS[str(norm)])
     logarithmic_axis(axes, "y")
-    axes.set_xlabel("distance along the gradient (learning rates)")
-    axes.set_ylabel(r"$\ell_2$ change of the gradient")
+    moved = "distance along the gradient (learning rates)"
+    axes.set(xlabel=moved, ylabel=r"$\ell_2$ change of the gradient")
 
 
 def norm_landscape(results: xr.Dataset) -> Figure:

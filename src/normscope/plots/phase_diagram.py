@@ -56,7 +56,8 @@ def phase_diagram(
         axes = figure.subplots()
         if with_settings and "settings" in results.attrs:
             _write_settings(figure, results)
-    setting = _vertical_setting(results)
+    others = {"learning_rate", "seed"}
+    setting = next(str(dim) for dim in results["test_loss"].dims if dim not in others)
     results = results.sortby([setting, "learning_rate"])
     _draw_cells(axes, results, setting)
     if "critical_learning_rate" in results:
@@ -119,10 +120,9 @@ def boundary(results: xr.Dataset, axes: Axes | None = None) -> Axes:
         middle = one["critical_learning_rate"].values
         spread = np.abs(np.stack([middle - one["low"].values, one["high"].values - middle]))
         spread = np.where(np.isfinite(spread), spread, 0.0)
+        style: dict[str, Any] = {"fmt": "o", "ms": 4, "color": "#333333"}
         label = "measured" if index == 0 else None
-        axes.errorbar(
-            middle, one[setting], xerr=spread, fmt="o", ms=4, color="#333333", label=label
-        )
+        axes.errorbar(middle, one[setting], xerr=spread, label=label, **style)
     _draw_theory(axes, results["theory"], setting)
     logarithmic_axis(axes, "x")
     label = _LABELS.get(setting, setting.replace("_", " "))
@@ -159,8 +159,7 @@ def _draw_cells(axes: Axes, results: xr.Dataset, setting: str) -> None:
             bar.ax.yaxis.set_major_formatter(LogLabels())
             bar.ax.minorticks_off()
     logarithmic_axis(axes, "xy" if logarithmic else "x")
-    axes.set_xlim(x[0], x[-1])
-    axes.set_ylim(y[0], y[-1])
+    axes.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
 
 
 def _is_logarithmic(values: Sequence[float] | NDArray[np.float64]) -> bool:
@@ -179,11 +178,6 @@ def _cell_edges(values: NDArray[np.float64], logarithmic: bool) -> NDArray[np.fl
     middles = inner[:-1] + gaps[: len(inner) - 1] / 2
     edges = np.concatenate([[inner[0] - gaps[0] / 2], middles, [inner[-1] + gaps[-1] / 2]])
     return np.exp(edges) if logarithmic else edges
-
-
-def _vertical_setting(results: xr.Dataset) -> str:
-    others = [dim for dim in results["test_loss"].dims if dim not in ("learning_rate", "seed")]
-    return str(others[0])
 
 
 def _vertical_label(results: xr.Dataset, setting: str) -> str:

@@ -12,7 +12,7 @@ from normscope.errors import InputError
 from normscope.plots.axes import logarithmic_axis
 from normscope.plots.labels import add_values
 from normscope.plots.names import name_of
-from normscope.plots.style import colour_of, new_axes, new_figure
+from normscope.plots.style import annotate, colour_of, new_axes, new_figure
 from normscope.text import format_number
 
 # Makes the part from zero to the threshold as long as a decade, so that the area under the drawn
@@ -75,7 +75,9 @@ def spectra(results: xr.Dataset) -> Figure:
         largest = float(row["lambda_max"].sel(mode="train"))
         if np.isfinite(largest):
             axes.axvline(largest, color=colour, lw=1, ls="--")
-            _name_largest(axes, largest, colour)
+            place, text = (largest, 0.88), format_number(largest)
+            style = {"color": colour, "va": "center"}
+            annotate(axes, text, place, axes.get_xaxis_transform(), 4, **style)
         add_values(axes, row["eigenvalue"], row["density"], ("eigenvalue", "density"))
         legend = axes.get_legend()
         if legend is not None:
@@ -88,21 +90,6 @@ def spectra(results: xr.Dataset) -> Figure:
     panels[-1].xaxis.set_major_locator(locator)
     figure.supylabel("density per decade", fontsize="medium")
     return figure
-
-
-def _name_largest(axes: Axes, largest: float, colour: str) -> None:
-    """Write the largest eigenvalue beside its line."""
-    axes.annotate(
-        format_number(largest),
-        (largest, 0.88),
-        xycoords=axes.get_xaxis_transform(),
-        xytext=(4, 0),
-        textcoords="offset points",
-        color=colour,
-        fontsize=9,
-        va="center",
-        annotation_clip=False,
-    )
 
 
 def _one_spectrum(row: xr.Dataset, threshold: float) -> xr.Dataset:

@@ -31,11 +31,7 @@ _RECENT = 5  # measurements whose median the headline gives: one batch is noisy
 _COLOUR, _EDGE = "#0072B2", "#D55E00"
 _DASHES = ("--", ":")
 _WIDE = 30.0  # ratio of values from which on an axis is logarithmic
-_WORDS = {
-    "sharpness": "sharpness",
-    "preconditioned_sharpness": "preconditioned sharpness",
-    "batch_sharpness": "batch sharpness",
-}
+_SHARPNESSES = ("sharpness", "preconditioned_sharpness", "batch_sharpness")
 
 
 def stability_headline(results: xr.Dataset) -> str:
@@ -151,13 +147,13 @@ def _recent(results: xr.Dataset, name: str) -> float:
 def _comparisons(results: xr.Dataset) -> list[str]:
     """Return each measured sharpness with its thresholds, in words."""
     found = []
-    for name, words in _WORDS.items():
+    for name in _SHARPNESSES:
         value = _recent(results, name)
         limits = sorted({_recent(results, each) for each in THRESHOLDS[name]})
         limits = [each for each in limits if not np.isnan(each)]
         if not np.isnan(value) and limits:
             known = " to ".join(f"{each:.3g}" for each in limits)
-            found.append(f"{words} {value:.3g} (edge {known})")
+            found.append(f"{quantity_name(name)} {value:.3g} (edge {known})")
     return found
 
 

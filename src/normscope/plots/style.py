@@ -49,6 +49,24 @@ def lone_marker(values: Sized) -> str:
     return "o" if len(values) == 1 else "None"
 
 
+def annotate(
+    axes: Axes, text: str, place: tuple[float, float], coordinates: Any, dx: float, **style: Any
+) -> None:
+    """Write a text some points to the right of a place, also outside of the axes.
+
+    Args:
+        axes: to write on.
+        text: may be empty, to draw an arrow alone.
+        place: horizontal and vertical coordinate.
+        coordinates: of the place, such as "axes fraction" or a transform.
+        dx: distance in points.
+        **style: of matplotlib's annotation; ``dy`` is the height in points above the place.
+    """
+    offset = dx, style.pop("dy", 0)
+    style = {"fontsize": 9, "textcoords": "offset points", "annotation_clip": False, **style}
+    axes.annotate(text, place, offset, xycoords=coordinates, **style)
+
+
 def hide_spines(axes: Axes, *sides: str) -> None:
     """Hide the frame of axes at some sides, top and right if none are given."""
     for side in sides or ("top", "right"):

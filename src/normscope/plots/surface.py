@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from normscope.plots.axes import logarithmic_axis
 from normscope.plots.labels import add_values
-from normscope.plots.style import INK, new_figure
+from normscope.plots.style import INK, new_axes, new_figure
 from normscope.registry import check_choice
 
 KINDS = ("contour", "3d")
@@ -104,7 +104,7 @@ def _mappable(results: list[xr.Dataset]) -> ScalarMappable:
 
 
 def _draw_line(results: xr.Dataset, axes: Axes | None) -> Axes:
-    axes = new_figure(5.6, 3.6).subplots() if axes is None else axes
+    axes = new_axes(axes, 5.6, 3.6)
     x, loss = results["alpha"].values, results["loss"].values.astype(float)
     known = np.isfinite(loss)
     axes.plot(x, np.where(known, loss, np.nan), lw=1.4)
@@ -114,8 +114,7 @@ def _draw_line(results: xr.Dataset, axes: Axes | None) -> Axes:
         if loss[low] > 0 and loss[known].max() > _LOGARITHMIC**2 * loss[low]:
             logarithmic_axis(axes, "y")
     axes.axvline(0.0, color=INK, lw=0.8, ls=":")
-    axes.set_xlabel(_label(results, "alpha"))
-    axes.set_ylabel("loss")
+    axes.set(xlabel=_label(results, "alpha"), ylabel="loss")
     add_values(axes, x[known], loss[known], ("alpha", "loss"))
     return axes
 
@@ -138,14 +137,11 @@ def _draw_contours(axes: Any, results: xr.Dataset, mappable: ScalarMappable) -> 
     axes.plot(0.0, 0.0, "+", color=_MARK, ms=9, mew=1.6)
     low = np.unravel_index(int(np.argmin(loss)), loss.shape)
     axes.plot(x[low[0]], y[low[1]], "o", mfc="none", color=_MARK, ms=7)
-    axes.set_xlabel(_label(results, "alpha"))
-    axes.set_ylabel(_label(results, "beta"))
-    axes.set_xlim(x[0], x[-1])
-    axes.set_ylim(y[0], y[-1])
+    axes.set(xlabel=_label(results, "alpha"), ylabel=_label(results, "beta"))
+    axes.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
     across, up = np.meshgrid(_few(len(x)), _few(len(y)), indexing="ij")
     chosen = across.ravel(), up.ravel()
-    names = ("alpha", "loss")
-    add_values(axes, x[chosen[0]], y[chosen[1]], names, shown=raw[chosen])
+    add_values(axes, x[chosen[0]], y[chosen[1]], ("alpha", "loss"), shown=raw[chosen])
 
 
 def _few(count: int) -> NDArray[np.int64]:
