@@ -26,9 +26,9 @@ from normscope.data.collection import (
     Pixels,
     PixelSplits,
 )
+from normscope.data.content import corrupt
 from normscope.data.dataset import DATASETS, Dataset
 from normscope.data.images import load_images
-from normscope.data.unpack import corrupt
 
 _MEMO_LIMIT = 1_000_000  # the unpickler reserves memory up to the largest index
 _NUMBER = re.compile(r"[biuf][1248]")

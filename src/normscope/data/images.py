@@ -17,7 +17,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,31 +40,15 @@ _DAY = 24 * 3600.0
 
 
 @dataclass(frozen=True)
-class FileState:
-    """State of a file by which a change is detected cheaply.
+class Key:
+    """Source files that an entry was parsed from, each by what detects a change cheaply.
 
     The change time detects a replacement that keeps size and modification time, such as ``cp -p``.
     """
 
-    path: str
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-
-    @classmethod
-    def of(cls, path: Path) -> FileState:
-        """Return the present state of a file."""
-        stat = path.stat()
-        return cls(str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-
-
-@dataclass(frozen=True)
-class Key:
-    """Source files that an entry was parsed from."""
-
     name: str
     verified: bool
-    sources: tuple[FileState, ...]
+    sources: list[dict[str, Any]]
     format: int = FORMAT
 
     @classmethod
@@ -75,23 +59,24 @@ class Key:
             DataError: if a file is missing or cannot be read.
         """
         try:
-            return cls(name, verified, tuple(FileState.of(path) for path in paths))
+            states = [(str(path), path.stat()) for path in paths]
         except OSError as error:
             raise DataError(f"{error.filename} cannot be reached ({error.strerror}).") from error
+        sources = [
+            {"path": path, "size": s.st_size, "mtime_ns": s.st_mtime_ns, "ctime_ns": s.st_ctime_ns}
+            for path, s in states
+        ]
+        return cls(name, verified, sources)
 
     @property
     def prefix(self) -> str:
         """The part of an entry's name that does not depend on the state of its source files."""
-        return f"{self.name}-{_digest([self.verified, [file.path for file in self.sources]])}-"
+        return f"{self.name}-{_digest([self.verified, [file['path'] for file in self.sources]])}-"
 
     @property
     def folder(self) -> Path:
         """The folder of the entry, which need not exist."""
-        return _entries() / (self.prefix + _digest(self.described()))
-
-    def described(self) -> dict[str, Any]:
-        """The key in JSON types, as in the fingerprint file."""
-        return {**asdict(self), "sources": [asdict(file) for file in self.sources]}
+        return _entries() / (self.prefix + _digest(vars(self)))
 
 
 def open_arrays(key: Key) -> Arrays | None:
@@ -106,7 +91,7 @@ def open_arrays(key: Key) -> Arrays | None:
     folder = key.folder
     try:
         fingerprint = json.loads((folder / "fingerprint.json").read_text())
-        if fingerprint["key"] != key.described() or fingerprint["arrays"] != _array_states(folder):
+        if fingerprint["key"] != vars(key) or fingerprint["arrays"] != _array_states(folder):
             return None
         arrays = {
             name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False))
@@ -149,7 +134,7 @@ def _write_entry(key: Key, arrays: Arrays, content: Mapping[str, str]) -> None:
             with (partial / f"{name}.npy").open("wb") as file:
                 np.save(file, array, allow_pickle=False)
                 os.fsync(file.fileno())
-        fingerprint = {"key": key.described(), "content": content, "arrays": _array_states(partial)}
+        fingerprint = {"key": vars(key), "content": content, "arrays": _array_states(partial)}
         with (partial / "fingerprint.json").open("w") as text:
             json.dump(fingerprint, text, indent=1)
             text.flush()

@@ -17,9 +17,9 @@ from normscope.data.collection import (
     Pixels,
     PixelSplits,
 )
+from normscope.data.content import corrupt
 from normscope.data.dataset import DATASETS, Dataset
 from normscope.data.images import load_images
-from normscope.data.unpack import corrupt
 
 _CLASSES = tuple("0123456789")
 _UNSIGNED_BYTE = 0x08  # type code of IDX

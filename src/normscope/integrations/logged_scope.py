@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import xarray as xr
@@ -107,12 +106,12 @@ class LoggedScope:
         """Log what was measured since the last call."""
         rows = self.scope.results_since(self._row)
         for index in range(rows.sizes.get("step", 0)):
-            for entry in _entries(rows.isel(step=[index]), self._prefix, self._details):
-                if entry.step != self._row:
-                    self._row, self._sent = entry.step, set()
-                if entry.tag not in self._sent:
-                    entry.send(self._logger, entry.step + self._first_step)
-                    self._sent.add(entry.tag)
+            for step, tag, value in _entries(rows.isel(step=[index]), self._prefix, self._details):
+                if step != self._row:
+                    self._row, self._sent = step, set()
+                if tag not in self._sent:
+                    _send(self._logger, step + self._first_step, tag, value)
+                    self._sent.add(tag)
         _flush(self._logger)
 
     def close(self) -> None:
@@ -158,7 +157,7 @@ def log_results(
             "of a store."
         )
     for entry in _entries(results, prefix, details):
-        entry.send(logger, entry.step)
+        _send(logger, *entry)
     _flush(logger)
 
 
@@ -175,56 +174,41 @@ def _flush(logger: Any) -> None:
         logger.flush()
 
 
-@dataclass(frozen=True)
-class Scalar:
-    """One number with its tag and training step."""
-
-    tag: str
-    value: float
-    step: int
-
-    def send(self, logger: Logger, step: int) -> None:
-        """Log it under a step."""
-        logger.add_scalar(self.tag, self.value, step)
-
-
-@dataclass(frozen=True, eq=False)
-class Histogram:
+class Histogram(NamedTuple):
     """The binned activations of one unit; ``edges`` has one entry more than ``counts``."""
 
-    tag: str
     edges: np.ndarray
     counts: np.ndarray
-    step: int
 
-    def send(self, logger: Any, step: int) -> None:
-        """Log it under a step, if the logger takes histograms.
 
-        Sum and sum of squares count each value at the middle of its bin.
-        """
-        if not hasattr(logger, "add_histogram_raw"):
-            return
-        middles = (self.edges[1:] + self.edges[:-1]) / 2
+Entry = tuple[int, str, float | Histogram]  # step, tag and value
+
+
+def _send(logger: Any, step: int, tag: str, value: float | Histogram) -> None:
+    """Log a value, a histogram only if the logger takes histograms.
+
+    Sum and sum of squares of a histogram count each value at the middle of its bin.
+    """
+    if not isinstance(value, Histogram):
+        logger.add_scalar(tag, value, step)
+    elif hasattr(logger, "add_histogram_raw"):
+        edges, counts = value
+        middles = (edges[1:] + edges[:-1]) / 2
         logger.add_histogram_raw(
-            self.tag,
-            min=float(self.edges[0]),
-            max=float(self.edges[-1]),
-            num=int(self.counts.sum()),
-            sum=float(self.counts @ middles),
-            sum_squares=float(self.counts @ middles**2),
-            bucket_limits=self.edges[1:].tolist(),
-            bucket_counts=self.counts.tolist(),
+            tag,
+            min=float(edges[0]),
+            max=float(edges[-1]),
+            num=int(counts.sum()),
+            sum=float(counts @ middles),
+            sum_squares=float(counts @ middles**2),
+            bucket_limits=edges[1:].tolist(),
+            bucket_counts=counts.tolist(),
             global_step=step,
         )
 
 
-def _entries(rows: xr.Dataset, prefix: str, details: bool) -> Iterator[Scalar | Histogram]:
-    yield from scalars(rows, prefix, details)
-    yield from histograms(rows, prefix)
-
-
-def scalars(results: xr.Dataset, prefix: str = "scope", details: bool = False) -> Iterator[Scalar]:
-    """Yield the numbers of a scope's results, step by step.
+def _entries(results: xr.Dataset, prefix: str = "scope", details: bool = False) -> Iterator[Entry]:
+    """Yield the numbers of a scope's results, step by step, then the histograms of activations.
 
     A tag is ``scope/loss``, or ``scope_gradient_norm/net.0`` if there is a number for each layer:
     TensorBoard and others group tags by their beginning. What was not measured is left out.
@@ -236,12 +220,12 @@ def scalars(results: xr.Dataset, prefix: str = "scope", details: bool = False) -
             ray is represented by its ``_low`` and ``_high``, and units are averaged.
 
     Yields:
-        The numbers.
+        Step, tag and value of each.
 
     >>> norms = (("step", "layer"), [[2.0, np.nan]])
     >>> results = xr.Dataset({"gradient_norm": norms}, {"step": [7], "layer": ["a", "b"]})
-    >>> list(scalars(results))
-    [Scalar(tag='scope_gradient_norm/a', value=2.0, step=7)]
+    >>> list(_entries(results))
+    [(7, 'scope_gradient_norm/a', 2.0)]
     """
     columns = [
         (tags, values, name in _LOGGED_IF_NAN)
@@ -253,21 +237,13 @@ def scalars(results: xr.Dataset, prefix: str = "scope", details: bool = False) -
         for tags, values, with_nan in columns:
             for tag, value in zip(tags, values[index].tolist(), strict=True):
                 if with_nan or not np.isnan(value):
-                    yield Scalar(tag, value, step)
+                    yield step, tag, value
+    if "histogram" in results:
+        yield from _histograms(results, prefix)
 
 
-def histograms(results: xr.Dataset, prefix: str = "scope") -> Iterator[Histogram]:
-    """Yield the histograms of activations in a scope's results, if there are any.
-
-    Args:
-        results: of a scope, or some of its steps.
-        prefix: of every tag.
-
-    Yields:
-        One histogram for each step and unit.
-    """
-    if "histogram" not in results:
-        return
+def _histograms(results: xr.Dataset, prefix: str) -> Iterator[Entry]:
+    """Yield one histogram for each step and unit."""
     counts = results["histogram"].values
     ends = results["histogram_low"].values, results["histogram_high"].values
     tags = _tags(results["histogram"].isel(step=0, bin=0), f"{prefix}_activation")
@@ -276,7 +252,7 @@ def histograms(results: xr.Dataset, prefix: str = "scope") -> Iterator[Histogram
         rows = zip(tags, flat, *(end[index].ravel() for end in ends), strict=True)
         for tag, row, low, high in rows:
             if np.isfinite(row).all():
-                yield Histogram(tag, np.linspace(low, high, len(row) + 1), row, step)
+                yield step, tag, Histogram(np.linspace(low, high, len(row) + 1), row)
 
 
 def _columns(

@@ -90,7 +90,8 @@ def dataset_section(
 
 def _content(dataset: xr.Dataset) -> tuple[Drawn, Table, str, list[Card]]:
     """Return sentences with pictures, a table, the question and the cards of a dataset."""
-    if _is_scope(dataset):
+    has_losses = "loss" in dataset and dataset["loss"].dims == ("step",)
+    if has_losses and "probes" in dataset.attrs:
         drawn = try_drawing(lambda: _draw_scope(dataset))
         model = dataset.attrs.get("model", "model")
         question = f"How rough is the loss in the training of this {model}?"
@@ -110,11 +111,6 @@ def _content(dataset: xr.Dataset) -> tuple[Drawn, Table, str, list[Card]]:
 def _draw_scope(dataset: xr.Dataset) -> Drawn:
     picture = scope_picture(dataset)
     return Drawn(describe_scope(dataset), [] if picture is None else [picture])
-
-
-def _is_scope(dataset: xr.Dataset) -> bool:
-    """Return whether a dataset is what a scope measured in one training run."""
-    return "probes" in dataset.attrs and "loss" in dataset and dataset["loss"].dims == ("step",)
 
 
 def variables_table(dataset: xr.Dataset) -> Table:
@@ -162,16 +158,15 @@ def scope_table(dataset: xr.Dataset) -> Table:
         known = measured[np.isfinite(measured)]
         ends = (measured[0], measured[-1]) if measured.size else (None, None)
         limits = (known.min(), known.max()) if known.size else (None, None)
-        numbers = (*map(_table_value, (*ends, *limits)), int(broken.sum()))
+        # a float NaN would be shown as unknown
+        known_as = [
+            None if v is None else "nan" if np.isnan(v) else float(v) for v in (*ends, *limits)
+        ]
+        numbers = (*known_as, int(broken.sum()))
         over = join_words([dimension_name(str(dim)) for dim in others]) if others else ""
         rows.append((Name(quantity_name(str(name)), str(name)), over, *numbers))
     columns = ("quantity", "median over", "first", "last", "least", "largest", "not finite")
     return Table("What was measured, over the steps, with its name in the data", columns, rows)
-
-
-def _table_value(value: float | None) -> float | str | None:
-    """Return a value for a table, in which a float NaN would be shown as unknown."""
-    return value if value is None else "nan" if np.isnan(value) else float(value)
 
 
 def write_scope_report(

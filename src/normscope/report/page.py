@@ -21,7 +21,7 @@ from markupsafe import Markup
 from normscope import __version__
 from normscope.errors import DataError, InputError
 from normscope.files import replacing
-from normscope.report.document import Download, Name, Picture, Report, Surface, Table
+from normscope.report.document import Download, Name, Picture, Report, Table
 from normscope.report.drawing import DARK, LIGHT, Palette, inline_svg, is_colour
 from normscope.report.narrative import format_seconds
 from normscope.text import printable
@@ -40,7 +40,9 @@ def render(report: Report) -> str:
         report: to render.
     """
     style, script = _asset("page.css"), _asset("page.js")
-    if any(each.surface is not None for each in _pictures(report)):
+    overview = [] if report.overview is None else [report.overview]
+    pictures = [*overview, *(each for section in report.sections for each in section.pictures)]
+    if any(each.surface is not None for each in pictures):
         script += _asset("surface.js")
     first = report.first_picture
     template = _environment().get_template("page.html.j2")
@@ -55,14 +57,6 @@ def render(report: Report) -> str:
             version=__version__,
         )
     )
-
-
-def _pictures(report: Report) -> Iterator[Picture]:
-    """Yield all pictures of a report."""
-    if report.overview is not None:
-        yield report.overview
-    for section in report.sections:
-        yield from section.pictures
 
 
 def write_report(report: Report, path: str | os.PathLike[str]) -> Path:
@@ -91,9 +85,8 @@ def write_report(report: Report, path: str | os.PathLike[str]) -> Path:
 
 def _is_same(path: Path, source: Path) -> bool:
     """Return whether two paths resolve to the same file."""
-    if path.resolve() == source.resolve():
-        return True
-    return path.exists() and source.exists() and path.samefile(source)
+    same = path.resolve() == source.resolve()
+    return same or (path.exists() and source.exists() and path.samefile(source))
 
 
 @cache
@@ -175,31 +168,25 @@ def _placed_picture(picture: Picture, anchor: str, prefix: str, title: str) -> d
     drawings += [("narrow", picture.narrow, f"{prefix}-n")] if picture.narrow else []
     try:
         found = [
-            (kind, Markup(inline_svg(each.svg, picture.text, name, each.panels)), _values(each))
+            (
+                kind,
+                Markup(inline_svg(each.svg, picture.text, name, each.panels)),
+                _escaped_json([(one.name, one.x, one.y, one.points) for one in each.values]),
+            )
             for kind, each, name in drawings
         ]
     except DataError as error:
         raise DataError(f"{title}: {error}") from error
     caption = picture.caption or picture.text
-    surface = _surface(picture.surface)
+    surface = _escaped_json(None if picture.surface is None else vars(picture.surface))
     return {"anchor": anchor, "drawings": found, "caption": caption, "surface": surface}
 
 
-def _surface(surface: Surface | None) -> Markup:
-    """Return the values of a surface as escaped JSON; "" if there is none."""
-    if surface is None:
+def _escaped_json(values: object) -> Markup:
+    """Return values as JSON in the text of an element; "" if there are none."""
+    if not values:
         return Markup("")
-    numbers = {name: getattr(surface, name) for name in ("names", "x", "y", "loss", "path")}
-    text = json.dumps(numbers, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return Markup(html.escape(text, quote=False))
-
-
-def _values(picture: Picture) -> Markup:
-    """Return the values under the pointer as escaped JSON; "" if there are none."""
-    if not picture.values:
-        return Markup("")
-    series = [[each.name, each.x, each.y, each.points] for each in picture.values]
-    text = json.dumps(series, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return Markup(html.escape(text, quote=False))
 
 

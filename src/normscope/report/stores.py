@@ -324,14 +324,14 @@ def _without_errors(table: Table) -> Table:
     """Return the table without its column of errors, which is the last if there is one."""
     if table.columns[-1] != "error":
         return table
-    return Table(table.caption, table.columns[:-1], [tuple(row)[:-1] for row in table.rows])
+    return replace(table, columns=table.columns[:-1], rows=[row[:-1] for row in table.rows])
 
 
 def _first_rows(table: Table, records: Sequence[Record]) -> Table:
     """Return the rows to show; without errors if the table of failures lists them all."""
     listed_below = all(each.state is State.FAILED for each in records if each.error is not None)
     shown = _without_errors(table) if listed_below else table
-    return Table(shown.caption, shown.columns, shown.rows[:MOST_ROWS])
+    return replace(shown, rows=shown.rows[:MOST_ROWS])
 
 
 def _cut_note(records: int, has_file: bool) -> list[str]:

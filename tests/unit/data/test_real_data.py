@@ -16,7 +16,7 @@ from tests.unit.data.synthetic import BATCHES, python2_pickle, python3_pickle, t
 import normscope as ns
 from normscope.data import Dataset
 from normscope.data.collection import COLLECTIONS, find_source
-from normscope.data.unpack import read_file
+from normscope.data.content import read_file
 from normscope.errors import DataError
 
 ROOT = os.environ.get("NORMSCOPE_DATA")  # before the fixture that removes it

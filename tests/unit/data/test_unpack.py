@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.unit.data.synthetic import tar_gz
 
-from normscope.data.unpack import read_file, read_members
+from normscope.data.content import read_file, read_members
 from normscope.errors import DataError
 
 NOISE = random.Random(0).randbytes(20000)
