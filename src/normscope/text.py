@@ -5,6 +5,7 @@ Everything that prints a table, a list or a duration uses this module. It loads 
 
 from __future__ import annotations
 
+import re
 import textwrap
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
@@ -25,6 +26,7 @@ __all__ = [
     "format_number",
     "integer_if_whole",
     "join_words",
+    "natural_order",
     "plural",
     "printable",
     "text_table",
@@ -93,6 +95,16 @@ def printable(text: str) -> str:
     'café ?'
     """
     return text.encode(errors="replace").decode()
+
+
+def natural_order(text: str) -> list[tuple[int, str]]:
+    """Return a key that sorts figure2 before figure10.
+
+    >>> sorted(["a/10", "a/2", "a/1b"], key=natural_order)
+    ['a/1b', 'a/2', 'a/10']
+    """
+    parts = re.findall(r"\d+|\D+", text)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def csv_value(value: object) -> object:

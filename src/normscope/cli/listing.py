@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 from normscope.cli import options as opt
@@ -12,7 +11,7 @@ from normscope.cli.render import print_json, print_table
 from normscope.progress import Progress
 from normscope.progress_bar import show_progress
 from normscope.registry import check_choice
-from normscope.text import join_words
+from normscope.text import join_words, natural_order
 
 KindName = Annotated[
     str | None,
@@ -41,14 +40,4 @@ def list_names(kind: KindName = None, as_json: opt.Json = False) -> None:
 
 def _summaries(kind: str) -> dict[str, str]:
     registry = KINDS[kind].registry()
-    return {name: registry.summary(name) for name in sorted(registry, key=_natural_order)}
-
-
-def _natural_order(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts figure2 before figure10.
-
-    >>> sorted(["a/10", "a/2", "a/1b"], key=_natural_order)
-    ['a/1b', 'a/2', 'a/10']
-    """
-    parts = re.findall(r"\d+|\D+", name)
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    return {name: registry.summary(name) for name in sorted(registry, key=natural_order)}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from normscope.report.narrative import format_seconds
 from normscope.report.runs import findings_of, is_result_record, read_numbers, section_of_files
 from normscope.report.stores import store_sections
 from normscope.results import VERDICTS
+from normscope.text import natural_order
 
 PageOf = Callable[[xr.Dataset], Report | None]  # a complete page of a dataset, if it has one
 
@@ -160,7 +160,8 @@ def _is_store(path: Path) -> bool:
 
 def _sources_in(folder: Path) -> tuple[list[_Source], dict[Path, str]]:
     """Return everything readable in a folder, figure 2 before figure 10, and skipped files."""
-    found = sorted((path for path in folder.rglob("*") if _is_visible(path, folder)), key=_natural)
+    visible = (path for path in folder.rglob("*") if _is_visible(path, folder))
+    found = sorted(visible, key=lambda path: natural_order(str(path)))
     records = [path for path in found if path.suffix == ".json" and _is_record(path)]
     stores = [path for path in found if path.suffix in _STORES and path.stat().st_size]
     results = {path.with_suffix("") for path in records}
@@ -183,11 +184,6 @@ def _is_visible(path: Path, folder: Path) -> bool:
     """Return whether a path is a file that is not hidden, as unfinished files are."""
     hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
     return not hidden and path.is_file()
-
-
-def _natural(path: Path) -> list[tuple[bool, int, str]]:
-    parts = re.split(r"(\d+)", str(path))
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
 
 
 def _is_record(path: Path) -> bool:
