@@ -76,3 +76,16 @@ def test_options_that_do_not_fit_are_rejected(capsys, options, message):
     code, shown = run(capsys, *HEALTHY, *options)
     assert code == 2
     assert message in shown.err
+
+
+def test_sarif_of_a_registered_model_names_no_file(capsys, tmp_path):
+    data, sarif = tmp_path / "mine.py", tmp_path / "found.sarif"
+    data.write_text(
+        "import torch\n\n\ndef samples():\n    return torch.zeros(64, 8), torch.arange(64) % 4\n"
+    )
+    model = ["fully_connected", "--option", "width=5"]
+    code, _ = run(capsys, *model, "--data", f"{data}:samples", "--sarif", str(sarif))
+    results = json.loads(sarif.read_text())["runs"][0]["results"]
+    assert code == 0
+    assert results
+    assert all("physicalLocation" not in each["locations"][0] for each in results)
