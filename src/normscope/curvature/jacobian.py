@@ -99,6 +99,7 @@ class Jacobian(ABC):
         """
         return self.push_forward(other.pull_back(cotangent))
 
+    @abstractmethod
     def inner_products(self, cotangents: Sequence[Tensor]) -> Tensor:
         """Return the inner products of all J^T u, float64, (count, count).
 
@@ -108,8 +109,6 @@ class Jacobian(ABC):
         Returns:
             J^T u_i times J^T u_j, for every i and j.
         """
-        pulled = (self.pull_back(cotangent) for cotangent in cotangents)
-        return inner_products(pulled, len(cotangents))
 
 
 class GraphJacobian(Jacobian):
@@ -160,6 +159,13 @@ class GraphJacobian(Jacobian):
             self._verify()
             pulled = self._pull_back(cotangent)
             return self._push_forward(pulled), self._evaluator.layout.join(pulled)
+
+    def inner_products(self, cotangents: Sequence[Tensor]) -> Tensor:
+        """Return the inner products of all J^T u, summed over parameter tensors."""
+        with self._evaluator.isolated(self._leaves, self._number):
+            pulled = [self._pull_back(cotangent) for cotangent in cotangents]
+        by_tensor = ([each.reshape(-1) for each in group] for group in zip(*pulled, strict=True))
+        return torch.stack([inner_products(rows) for rows in by_tensor if len(rows[0])]).sum(0)
 
     def _pull_back(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         pulled: tuple[Tensor, ...] = torch.autograd.grad(

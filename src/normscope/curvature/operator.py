@@ -228,8 +228,7 @@ class CurvatureOperator:
             curvature = self._curvature_at(BatchPoint(self.evaluator, batch, number))
         verified = self.evaluator.verified
         if not curvature.symmetric and self.kind not in verified:
-            like = torch.empty(self.shape[0], dtype=self.dtype, device=self.device)
-            check_symmetric(curvature.times, like, self.kind)
+            check_symmetric(curvature.times, self.evaluator.layout, self.kind)
             verified.add(self.kind)
         return curvature
 

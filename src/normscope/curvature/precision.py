@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -106,28 +106,27 @@ def components(basis: Tensor, vector: Tensor) -> Tensor:
     return torch.stack([(rows @ part).double().cpu() for rows, part in pairs]).sum(0)
 
 
-def inner_products(vectors: Iterable[Tensor], count: int) -> Tensor:
-    """Return the inner products of vectors, float64, (count, count); no square underflows.
+def inner_products(vectors: Sequence[Tensor]) -> Tensor:
+    """Return the inner products of vectors of one size, float64, (count, count).
 
-    Args:
-        vectors: of one size; each is copied when it is drawn.
-        count: how many.
+    Vectors whose squares underflow are multiplied by a number first.
 
-    >>> inner_products([torch.tensor([1e-25]), torch.tensor([2e-25])], 2)
+    >>> inner_products([torch.tensor([1e-25]), torch.tensor([2e-25])])
     tensor([[1.0000e-50, 2.0000e-50],
             [2.0000e-50, 4.0000e-50]], dtype=torch.float64)
     """
-    rows = torch.empty(0)
-    for row, vector in enumerate(vectors):
-        if row == 0:
-            rows = vector.new_empty(count, len(vector))
-        rows[row] = vector
-    products = (rows @ rows.T).double().cpu()
-    if _keeps_squares(math.sqrt(float(products.diagonal().max())), rows.dtype):
+    products = _gram_matrix(vectors)
+    if _keeps_squares(math.sqrt(float(products.diagonal().max())), vectors[0].dtype):
         return products
-    unit = float(rows.abs().max()) or 1.0
-    rows /= unit
-    return (rows @ rows.T).double().cpu() * unit**2
+    unit = max(float(vector.abs().max()) for vector in vectors) or 1.0
+    return _gram_matrix([vector / unit for vector in vectors]) * unit**2
+
+
+def _gram_matrix(vectors: Sequence[Tensor]) -> Tensor:
+    """Return the inner products part by part: a matrix of all vectors would be copied first."""
+    parts = zip(*(torch.split(vector, _PRODUCT_ENTRIES) for vector in vectors), strict=True)
+    rows = map(torch.stack, parts)
+    return torch.stack([(each @ each.T).double().cpu() for each in rows]).sum(0)
 
 
 def least_product(dtype: torch.dtype) -> float:

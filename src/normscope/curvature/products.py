@@ -27,6 +27,7 @@ from normscope.errors import StateError
 from normscope.problem.batch import Batch
 from normscope.problem.diagnose import check_finite
 from normscope.problem.evaluate import Evaluation, Evaluator
+from normscope.problem.parameters import ParameterLayout
 
 _ASYMMETRY = 1e-6  # of the product's length, in float64; smaller wrong derivatives do not matter
 _KIND_ASYMMETRY = 1e-3  # of a user-defined kind, whose rounding is not known
@@ -182,12 +183,12 @@ def _find_error(
         if error is not None:
             return error
     product = HessianProduct(evaluator, evaluation, number)
-    difference, image = asymmetry(product.times, evaluator.layout.join(evaluation.leaves).detach())
+    difference, image = asymmetry(product.times, evaluator.layout)
     if difference <= _ASYMMETRY:
         return None
     other = HessianProduct(_move(evaluator, _CHANGE), moved(_CHANGE), number)
-    _, elsewhere = asymmetry(other.times, image)
-    _, scaled = asymmetry(lambda vector: product.times(vector * _SCALE) / _SCALE, image)
+    _, elsewhere = asymmetry(other.times, evaluator.layout)
+    _, scaled = asymmetry(lambda u: product.times(u * _SCALE) / _SCALE, evaluator.layout)
     rounding = max(float((each - image).norm() / image.norm()) for each in (elsewhere, scaled))
     return _asymmetry_error(difference) if difference > _NOISE * rounding else None
 
@@ -222,8 +223,7 @@ class DifferencedHessian(BatchCurvature):
             *(evaluator, batch, number, _gradient), "products with the Hessian"
         )
         if _DIFFERENCED not in evaluator.verified:
-            like = evaluator.layout.join(evaluator.leaves()).detach()
-            difference, _ = asymmetry(self.times, like)
+            difference, _ = asymmetry(self.times, evaluator.layout)
             if difference > LARGEST_ERROR:
                 raise _asymmetry_error(difference)
             self._differences.state_error()
@@ -246,44 +246,44 @@ def _move(evaluator: Evaluator, change: float) -> Evaluator:
     return evaluator.on(evaluator.problem, moved)
 
 
-def asymmetry(times: Callable[[Tensor], Tensor], like: Tensor) -> tuple[float, Tensor]:
+def asymmetry(times: Callable[[Tensor], Tensor], layout: ParameterLayout) -> tuple[float, Tensor]:
     """Return how far products are from those of a symmetric matrix, by two random vectors.
 
     Args:
         times: the matrix times a vector.
-        like: a vector of the right size, dtype and device.
+        layout: of the vectors.
 
     Returns:
         The difference of u'Av and v'Au, relative to the length of the products, and the product Av.
         A vector of rounding errors changes it by about its relative length.
     """
-    u, v = _random_vectors(2, like)
+    u, v = _random_vectors(2, layout)
     left, right = times(u).double(), times(v).double()
     lengths = float(left.norm() + right.norm())
     difference = float(torch.dot(u.double(), right) - torch.dot(v.double(), left))
     return abs(difference) / lengths if lengths > 0 else 0.0, right
 
 
-def _random_vectors(count: int, like: Tensor) -> Iterator[Tensor]:
+def _random_vectors(count: int, layout: ParameterLayout) -> Iterator[Tensor]:
     """Yield vectors of random bytes with variance one; normal numbers take as long as a product."""
     generator = torch.Generator().manual_seed(0)
-    words = -(-len(like) // 8)
+    words = -(-layout.size // 8)
     for _ in range(count):
         drawn = torch.empty(words, dtype=torch.int64).random_(-(2**63), None, generator=generator)
-        signed = drawn.view(torch.int8)[: len(like)].to(like.device, like.dtype)
+        signed = drawn.view(torch.int8)[: layout.size].to(layout.device, layout.dtype)
         yield signed.mul_(math.sqrt(12) / 256)
 
 
-def check_symmetric(times: Callable[[Tensor], Tensor], like: Tensor, kind: str) -> None:
+def check_symmetric(times: Callable[[Tensor], Tensor], layout: ParameterLayout, kind: str) -> None:
     """Raise `StateError` if the matrix of a user-defined kind is not symmetric.
 
     Args:
         times: the matrix times a vector.
-        like: a vector of the right size, dtype and device.
+        layout: of the vectors.
         kind: its name.
     """
-    error, _ = asymmetry(times, like)
-    if error > max(_KIND_ASYMMETRY, 64 * torch.finfo(like.dtype).eps):
+    error, _ = asymmetry(times, layout)
+    if error > max(_KIND_ASYMMETRY, 64 * torch.finfo(layout.dtype).eps):
         raise StateError(
             f"the kind {kind!r} must give the products of a symmetric matrix, but they differ from "
             f"those of its transpose by {error:.1e} of their length; correct its times method."

@@ -117,7 +117,7 @@ class Link(ABC):
         for gradients in zip(*(self.gradients(each) for each in cotangents), strict=True):
             rows = [gradient.reshape(-1) for gradient in gradients if gradient is not None]
             if rows:
-                total += inner_products(rows, len(rows))
+                total += inner_products(rows)
         return total
 
 
