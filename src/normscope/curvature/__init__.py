@@ -1,6 +1,6 @@
 """Curvature of the loss in train mode: Fisher, Gauss-Newton and Hessian, without side effects."""
 
-from normscope.curvature.autograd import fast_constant_norm, use_fast_layers
+from normscope.curvature.autograd.replace import fast_constant_norm, use_fast_layers
 from normscope.curvature.batch_size import BatchSizeEffect, batch_size_effect
 from normscope.curvature.kinds import KINDS, BatchPoint
 from normscope.curvature.operator import CurvatureOperator, dense, operator

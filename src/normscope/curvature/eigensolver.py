@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from normscope.curvature.davidson import Davidson
+from normscope.curvature.davidson import Davidson, MeanModel
 from normscope.curvature.lanczos import Basis, Lanczos, RitzPairs
-from normscope.curvature.mean_model import MeanModel
 from normscope.curvature.precision import length
 from normscope.curvature.spaces import SearchSpace
 from normscope.errors import InputError

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from normscope.curvature.autograd import record_cotangent_only
+from normscope.curvature.autograd.recording import record_cotangent_only
 from normscope.curvature.missing_derivatives import (
     Differences,
     custom_functions,

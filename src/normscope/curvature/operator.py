@@ -25,7 +25,6 @@ from normscope.problem.isolation import MODEL_LOCK
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.parameters import Parameters, parameter_layout
 from normscope.problem.problem import Data, Problem
-from normscope.problem.recognition import no_label_error
 from normscope.problem.sharded import gather_shards
 
 _WIDER = {
@@ -71,10 +70,19 @@ class CurvatureOperator:
         self.names, self.slices = layout.names, layout.slices
         self.shape = (layout.size, layout.size)
         self.dtype, self.device = layout.dtype, layout.device
-        sizes = [(batch_count(batch), self._weight(batch)) for _, batch in evaluator.batches()]
+        has_loss, problem = kind != "fisher", evaluator.problem
+        sizes = [
+            (count := batch_count(batch), problem.weight_of(batch) if has_loss else count)
+            for _, batch in evaluator.batches()
+        ]
         self.batch_sizes = tuple(samples for samples, _ in sizes)
         self.batch_size, self.samples = max(self.batch_sizes), sum(self.batch_sizes)
-        self._factors = self._combine([weight for _, weight in sizes])
+        #: by which the batches' matrices are added
+        self._factors = (
+            problem.batch_factors([weight for _, weight in sizes])
+            if has_loss
+            else [count / self.samples for count in self.batch_sizes]
+        )
         self._kept: BatchCurvature | None = None
 
     @without_autocast()
@@ -208,20 +216,6 @@ class CurvatureOperator:
             f"CurvatureOperator({self.kind}, mode={self.mode!r}, shape={self.shape}, "
             f"{batches} batch{'es' if batches > 1 else ''} of {self.batch_size} samples)"
         )
-
-    def _weight(self, batch: Batch) -> float:
-        """Return the weight of a batch in a mean over all; the Fisher matrix has no loss."""
-        fisher = self.kind == "fisher"
-        return float(batch_count(batch)) if fisher else self.evaluator.problem.weight_of(batch)
-
-    def _combine(self, weights: list[float]) -> list[float]:
-        """Return the factors by which the batches' matrices are added."""
-        if self.kind != "fisher":
-            return self.evaluator.problem.batch_factors(weights)
-        total = sum(weights)
-        if total == 0:
-            raise no_label_error()
-        return [weight / total for weight in weights]
 
     def _curvature(self, number: int, batch: Batch) -> BatchCurvature:
         with torch.inference_mode(False):

@@ -16,8 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from normscope.curvature.eigensolver import Request, search, start_block
-from normscope.curvature.mean_model import (
+from normscope.curvature.davidson import (
     Consensus,
     MeanModel,
     agreement,
@@ -25,6 +24,7 @@ from normscope.curvature.mean_model import (
     output_model,
     top_means,
 )
+from normscope.curvature.eigensolver import Request, search, start_block
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.spaces import OutputSpace, ParameterSpace, SearchSpace, search_space
 from normscope.errors import NormscopeError

@@ -18,10 +18,10 @@ from normscope.errors import InputError, StateError
 from normscope.learning_rate.stability import ShortRun, short_run
 from normscope.learning_rate.thresholds import STEPS
 from normscope.problem.batch import Batch, sample_count
-from normscope.problem.flags import warn_of_flags
 from normscope.problem.isolation import RandomGenerators, isolated
 from normscope.problem.loss_state import loss_modules
 from normscope.problem.modes import in_mode
+from normscope.problem.precheck import warn_of_flags
 from normscope.problem.problem import Problem
 from normscope.problem.threads import suitable_threads, thread_count
 from normscope.problem.wrappers import run_unwrapped

@@ -10,6 +10,15 @@ from torch.nn.modules import module as torch_module
 
 _FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+HOOKS = (*_FORWARD_HOOKS, *_BACKWARD_HOOKS)
+"""Attributes of a module that hold its hooks by their id."""
+
+HOOK_FLAGS = (
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
+"""Attributes of a module that hold options of its hooks by their id."""
 
 
 def has_hooks(module: nn.Module, backward: bool = True) -> bool:
@@ -37,7 +46,7 @@ def has_global_hooks(backward: bool = True) -> bool:
 
 
 def _names(backward: bool) -> tuple[str, ...]:
-    return (*_FORWARD_HOOKS, *_BACKWARD_HOOKS) if backward else _FORWARD_HOOKS
+    return HOOKS if backward else _FORWARD_HOOKS
 
 
 def has_own_call(module: nn.Module) -> bool:

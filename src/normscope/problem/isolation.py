@@ -29,6 +29,7 @@ from normscope.problem.attributes import (
     unregistered_modules,
 )
 from normscope.problem.global_state import capture_global_state
+from normscope.problem.hooks import HOOK_FLAGS, HOOKS
 from normscope.problem.wrappers import refuse_scripted
 from normscope.warn import warn
 
@@ -343,22 +344,16 @@ def _device(model: nn.Module) -> torch.device:
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
-
-
 def _slots(module: nn.Module) -> list[dict[Any, Any]]:
     """The dictionaries that hold a module's state."""
     own = module.__dict__
     tensors: list[dict[Any, Any]] = [module._parameters, module._buffers]
-    return [own, *tensors, module._modules, *(own[name] for name in _HOOKS if name in own)]
+    return [
+        own,
+        *tensors,
+        module._modules,
+        *(own[name] for name in (*HOOKS, *HOOK_FLAGS) if name in own),
+    ]
 
 
 def substitute(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from normscope.errors import ArgumentTypeError, StateError
 from normscope.problem.copies import rebind_functions, rebound, refers_to
-from normscope.problem.hooks import defining_module
+from normscope.problem.hooks import HOOK_FLAGS, HOOKS, defining_module
 from normscope.problem.isolation import MODEL_LOCK
 from normscope.problem.loss import WholeLoss
 from normscope.problem.wrappers import FSDP_PREFIX, is_distributed, is_sharded
@@ -24,12 +24,6 @@ from normscope.problem.wrappers import FSDP_PREFIX, is_distributed, is_sharded
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_HOOK_FLAGS = (
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-)
 _STATE_KEYS = "__composable_api"  # attributes of modules that hold the state of ``fully_shard``
 _TRANSLATED = ("model", "loss", "optimizer", "params", "layer")  # arguments of public functions
 
@@ -266,7 +260,7 @@ def _class_before_sharding(module: nn.Module) -> type[nn.Module] | None:
 
 def _distributed_hooks(module: nn.Module) -> Iterator[Any]:
     """Yield the hooks by which torch.distributed gathers or distributes tensors."""
-    for name in _HOOKS:
+    for name in HOOKS:
         for hook in (vars(module).get(name) or {}).values():
             function = hook
             while isinstance(function, functools.partial):
@@ -279,7 +273,7 @@ def _distributed_hooks(module: nn.Module) -> Iterator[Any]:
 def _drop_hooks(module: nn.Module) -> None:
     """Remove the hooks that were copied as None."""
     own = vars(module)
-    for name in _HOOKS:
+    for name in HOOKS:
         for key in [key for key, hook in (own.get(name) or {}).items() if hook is None]:
-            for kept in (name, *_HOOK_FLAGS):
+            for kept in (name, *HOOK_FLAGS):
                 own.get(kept, {}).pop(key, None)

@@ -5,9 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normscope.curvature.davidson import Davidson
+from normscope.curvature.davidson import Consensus, Davidson, MeanModel
 from normscope.curvature.lanczos import Lanczos
-from normscope.curvature.mean_model import Consensus, MeanModel
 
 SAMPLES = 30
 

@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
 from normscope.curvature import CurvatureOperator, operator, top_eigenvalue, warm_start
+from normscope.curvature.davidson import agreement, gradient_model, output_model, top_means
 from normscope.curvature.eigensolver import Request
-from normscope.curvature.mean_model import agreement, gradient_model, output_model, top_means
 from normscope.curvature.spaces import OutputSpace, search_space
 from normscope.errors import NormscopeWarning
 from normscope.models import build
