@@ -23,7 +23,7 @@ from normscope.problem.diagnose import check_finite
 from normscope.problem.evaluate import Evaluation, Evaluator
 
 _VERIFIED = "jacobian"
-# ways to J v in the order they are tried; the one that serves is in `Evaluator.verified`
+# ways to compute J v, in the order they are tried; the chosen one is in `Evaluator.verified`
 _BY_GRAPH, _BY_FORWARD_MODE, _BY_DIFFERENCES = (
     f"jacobian {way}" for way in ("through the graph", "in forward mode", "by differences")
 )
@@ -254,7 +254,7 @@ class GraphJacobian(Jacobian):
 
         u is random. v is a multiple of J^T u in every parameter tensor, so that all of them have
         about the same part in the sum, except those that are zero up to rounding. It costs one
-        product J v. To be called inside the isolation.
+        product J v. Call it inside the isolation.
         """
         if self._cotangent is None:
             self._cotangent = self._record_backward()

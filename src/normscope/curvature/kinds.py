@@ -230,8 +230,8 @@ def hessian(at: BatchPoint) -> BatchCurvature:
         return product
     verified = at.evaluator.verified
     if not verified.intersection((_BY_GRAPH, _BY_DIFFERENCES)):
-        served = check_hessian(at.evaluator, at.batch, at.number)
-        verified.add(_BY_GRAPH if served else _BY_DIFFERENCES)
+        has_graph = check_hessian(at.evaluator, at.batch, at.number)
+        verified.add(_BY_GRAPH if has_graph else _BY_DIFFERENCES)
     if _BY_DIFFERENCES in verified:
         return DifferencedHessian(at.evaluator, at.batch, at.number)
     evaluation = at.evaluate()

@@ -105,7 +105,7 @@ class HessianProduct(BatchCurvature):
         number: the batch's number.
     """
 
-    symmetric = True  # `check_hessian` looks
+    symmetric = True  # checked by `check_hessian`
 
     def __init__(self, evaluator: Evaluator, evaluation: Evaluation, number: int = 0) -> None:
         self._evaluator = evaluator
@@ -143,10 +143,10 @@ def check_hessian(evaluator: Evaluator, batch: Batch, number: int) -> bool:
         number: its number.
 
     Returns:
-        False if torch cannot differentiate the gradient of an operation, and says so.
+        False if torch raises that it cannot differentiate the gradient of an operation.
 
     Raises:
-        StateError: if a derivative is wrong, or missing without a word.
+        StateError: if a derivative is wrong, or taken as zero without an error.
     """
     double = evaluate_in_double(evaluator, batch, number)
     try:

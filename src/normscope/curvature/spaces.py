@@ -223,7 +223,7 @@ def search_space(operator: CurvatureOperator, which: str, count: int) -> SearchS
 
     Args:
         operator: the curvature.
-        which: which eigenvalues; the output space lacks the zero ones, so it serves "largest" and
+        which: which eigenvalues; the output space lacks the zero ones, so it is for "largest" and
             "magnitude" only.
         count: how many.
 

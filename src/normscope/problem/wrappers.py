@@ -71,7 +71,7 @@ def is_distributed(kind: type) -> bool:
 def run_unwrapped(model: nn.Module) -> None:
     """Make every module run uncompiled and in this process alone.
 
-    To be called inside an isolation context, which restores the modules. What torch.compile makes
+    Call it inside an isolation context, which restores the modules. What torch.compile makes
     has no second derivative, and is the training's. Wrappers for data-parallel training and norm
     layers with shared statistics would wait for other processes, which may take fewer passes.
     """

@@ -90,7 +90,7 @@ def channel_sums(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     return products, total
 
 
-def serves(x: Tensor) -> bool:
+def is_supported(x: Tensor) -> bool:
     """Return whether `graph_batch_norm` takes this input: float32 or float64 on a CPU."""
     exact = x.dtype in (torch.float32, torch.float64)
     return exact and x.is_cpu and x.dim() > 1 and x.numel() > x.shape[1]
@@ -102,7 +102,7 @@ def graph_batch_norm(
     """Batch-normalize by batch statistics, with a gradient that is cheap to differentiate.
 
     Args:
-        x: (batch, channels, ...), such that `serves` holds.
+        x: (batch, channels, ...), such that `is_supported` holds.
         weight: (channels,), or None for 1.
         bias: (channels,), or None for 0.
         eps: added to the variance.

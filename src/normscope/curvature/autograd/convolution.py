@@ -53,7 +53,7 @@ class ConvolutionGeometry:
         """Return the gradients of input, weight and bias for g of the output; None if not wanted.
 
         Input and weight may be any tensors of the right shape: one whose values are not needed for
-        the wanted gradients serves as a placeholder.
+        the wanted gradients may be a placeholder.
         """
         found: Gradients = torch.ops.aten.convolution_backward(
             g, x, weight, [len(weight)], *self._options, wanted

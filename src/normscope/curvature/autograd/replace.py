@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from normscope.curvature.autograd.batch_norm import graph_batch_norm, serves
+from normscope.curvature.autograd.batch_norm import graph_batch_norm, is_supported
 from normscope.curvature.autograd.constant_norm import constant_norm
 from normscope.curvature.autograd.convolution import graph_convolution
 from normscope.layers.batch_norm import _ClosedFormBatchNorm
@@ -33,7 +33,7 @@ def use_fast_layers(model: nn.Module, norms: bool) -> None:
 
     Weight normalization is written out too: the second derivative of PyTorch's function is wrong.
 
-    To be called inside `isolated`, which restores the modules. Modules are replaced, not
+    Call it inside `isolated`, which restores the modules. Modules are replaced, not
     functions, so that activation checkpointing recomputes the same. Layers with a custom forward,
     and calls of ``torch.nn.functional``, are not replaced and stay slower.
 
@@ -77,7 +77,11 @@ def fast_constant_norm(
     Returns:
         Like ``input``; None if the fast function does not take it, or would lose digits on it.
     """
-    if _is_special(input) or not serves(input) or not mean.dtype == variance.dtype == input.dtype:
+    if (
+        _is_special(input)
+        or not is_supported(input)
+        or not mean.dtype == variance.dtype == input.dtype
+    ):
         return None
     if mean.requires_grad or variance.requires_grad:
         return None  # not constants
@@ -140,7 +144,7 @@ def _normalize(module: Any, original: Callable[..., Tensor], input: Tensor) -> T
     # checked at each call: a forward pass may switch the layer's mode
     if not module.training:
         return _normalize_by_running_statistics(module, original, input)
-    if _is_special(input) or not serves(input):
+    if _is_special(input) or not is_supported(input):
         return original(input)
     output, mean, inverse = graph_batch_norm(input, module.weight, module.bias, module.eps)
     if (mean * inverse).abs().max() > LARGEST_RATIO[input.dtype]:

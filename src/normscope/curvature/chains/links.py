@@ -45,7 +45,7 @@ class Motion(NamedTuple):
     Args:
         moved: tangent of the output's cotangent; may be overwritten.
         delta: the output's cotangent itself; not overwritten.
-        tangent: of the input; None stands for zero.
+        tangent: of the input; None means zero.
         direction: in weight and bias; None for one that is not differentiated by.
     """
 
@@ -80,7 +80,7 @@ class Link(ABC):
         """Apply the derivatives in input and parameters, and add them.
 
         Args:
-            tangent: of the input; may be overwritten. None stands for zero.
+            tangent: of the input; may be overwritten. None means zero.
             direction: in the parameters: weight and bias, or what `vjp` of the same layer returned
                 for this batch or another one.
 

@@ -26,7 +26,7 @@ class Reshape(nn.Module):
     """The same entries in another shape, samples first.
 
     Args:
-        shape: the new one; None stands for the number of samples.
+        shape: the new one; None means the number of samples.
     """
 
     def __init__(self, *shape: int | None) -> None:

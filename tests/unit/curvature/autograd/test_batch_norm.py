@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normscope.curvature.autograd.batch_norm import graph_batch_norm, serves
+from normscope.curvature.autograd.batch_norm import graph_batch_norm, is_supported
 from normscope.layers.standardize import LocalBatch, standardize_by_definition
 
 SHAPES = [(2, 1), (5, 3), (4, 2, 3), (3, 2, 2, 3), (2, 2, 2, 1, 3)]
@@ -97,6 +97,6 @@ def test_graph_batch_norm_has_a_third_derivative() -> None:
 
 
 def test_serves_says_no_to_half_precision_and_single_values() -> None:
-    assert serves(torch.zeros(2, 3))
-    assert not serves(torch.zeros(1, 3))
-    assert not serves(torch.zeros(2, 3, dtype=torch.bfloat16))
+    assert is_supported(torch.zeros(2, 3))
+    assert not is_supported(torch.zeros(1, 3))
+    assert not is_supported(torch.zeros(2, 3, dtype=torch.bfloat16))
