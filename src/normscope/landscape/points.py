@@ -317,7 +317,8 @@ def _keep_freed_memory() -> None:
 
     glibc returns freed memory to the system above a threshold, and every pass then pays for its
     page faults (20 % of a small VGG's time). The threshold rises to twice the largest block that
-    was freed, at most 64 MB. The block is never written to, so it takes no memory.
+    was freed, at most 64 MB, and stays there. The block is never written to, so it takes no
+    memory.
     """
     np.empty(_LARGEST_KEPT, np.uint8)
 

@@ -208,7 +208,7 @@ def _parts(prefix: str, reader: Reader) -> Iterator[_Made]:
     yield prefix, "store", _store(reader), None
     for number, (experiment, records) in enumerate(reader.experiments.items()):
         name = f"{prefix}.e{number}"
-        grids, more = grids_of(records)
+        grids, more = grids_of(records, reader.at_work)
         yield name, "experiment", _experiment(reader, records, more), None
         for index, grid in enumerate(grids):
             content = {"title": grid.title, "words": describe(grid)}

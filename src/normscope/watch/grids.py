@@ -113,7 +113,7 @@ def _rounded(loss: float) -> float | None:
     return float(f"{loss:.{_DIGITS}g}") if np.isfinite(loss) else None
 
 
-def grids_of(records: Records) -> tuple[list[Grid], int]:
+def grids_of(records: Records, at_work: bool = True) -> tuple[list[Grid], int]:
     """Return the diagrams of an experiment, and how many more there are than may be shown.
 
     An experiment has diagrams if its learning rates vary and are positive numbers. The vertical
@@ -121,6 +121,7 @@ def grids_of(records: Records) -> tuple[list[Grid], int]:
 
     Args:
         records: of the experiment.
+        at_work: whether a process is writing; if not, running records count as pending.
     """
     rate = records.columns.get(RATE)
     if rate is None or not rate.varies or not rate.is_numeric or min(rate.values) <= 0:
@@ -130,8 +131,10 @@ def grids_of(records: Records) -> tuple[list[Grid], int]:
     setting = "gamma" if "gamma" in numeric else next(iter(numeric), None)
     others = [name for name in varying if name != setting]
     groups = _groups(records, others)
-    shown = np.unique(groups)[:MOST_GRIDS]
-    found = [_grid(records, setting, others, np.flatnonzero(groups == each)) for each in shown]
+    shown, states = np.unique(groups)[:MOST_GRIDS], records.state_codes(at_work)
+    found = [
+        _grid(records, states, setting, others, np.flatnonzero(groups == each)) for each in shown
+    ]
     return found, int(groups.max()) + 1 - len(shown)
 
 
@@ -147,14 +150,18 @@ def _groups(records: Records, names: list[str]) -> NDArray[np.int64]:
 
 
 def _grid(
-    records: Records, setting: str | None, others: list[str], chosen: NDArray[np.int64]
+    records: Records,
+    codes: NDArray[np.int8],
+    setting: str | None,
+    others: list[str],
+    chosen: NDArray[np.int64],
 ) -> Grid:
     if len(records.editions) > 1:
         chosen = _latest(records, setting, chosen)
     rates, columns = _axis(records, RATE, chosen)
     values, rows = ((0.0,), 0) if setting is None else _axis(records, setting, chosen)
     cells, cell = np.unique(rows * len(rates) + columns, return_inverse=True)
-    states = records.state_codes()[chosen]
+    states = codes[chosen]
     counts = np.bincount(cell * len(STATES) + states, minlength=len(cells) * len(STATES))
     counts = counts.reshape(-1, len(STATES))
     losses = np.where(states == FINISHED, np.array(records.losses)[chosen], np.nan)

@@ -20,7 +20,7 @@ _CODES = {state: code for code, state in enumerate(STATES)}
 _MISSING = ""  # of a parameter that some records lack
 _LARGEST = 1e300  # a forged file may have integers that no float can hold
 _MOST_ERRORS = 20
-_FEW = 4  # parameters that are all named
+_FEW = 4  # parameters that are named if none differ
 _LONGEST = 300  # characters of an error, 80 of a value
 _LONGEST_LIST = 40  # characters of a list in the name of a record
 
@@ -132,20 +132,20 @@ class Records:
         """Names of the parameters that differ between records, in order of occurrence."""
         return [name for name, column in self.columns.items() if column.varies]
 
-    def state_codes(self) -> NDArray[np.int8]:
-        """Return the state of every record as a code, the index in `STATES`."""
-        return np.array(self.states, dtype=np.int8)
-
-    def counts(self, at_work: bool) -> dict[str, int]:
-        """Return the number of records in each state.
+    def state_codes(self, at_work: bool = True) -> NDArray[np.int8]:
+        """Return the state of every record as a code, the index in `STATES`.
 
         Args:
             at_work: whether a process is writing; if not, running records count as pending.
         """
-        found = np.bincount(self.state_codes(), minlength=len(STATES)).tolist()
+        codes = np.array(self.states, dtype=np.int8)
         if not at_work:
-            found[PENDING] += found[RUNNING]
-            found[RUNNING] = 0
+            codes[codes == RUNNING] = PENDING
+        return codes
+
+    def counts(self, at_work: bool) -> dict[str, int]:
+        """Return the number of records in each state; see `state_codes`."""
+        found = np.bincount(self.state_codes(at_work), minlength=len(STATES)).tolist()
         return {str(state): number for state, number in zip(STATES, found, strict=True)}
 
     def newest(self, *states: int, most: int) -> list[int]:
@@ -155,11 +155,12 @@ class Records:
         return [int(each) for each in chosen[np.lexsort((chosen, starts))][::-1][:most]]
 
     def describe(self, position: int) -> str:
-        """Return the parameters that distinguish a record, and its seed; all of them if few.
+        """Return the parameters that differ between records, and the seed.
 
-        Long lists, such as the points of a part of a surface, are left out.
+        If none differ, the first few. Long lists, such as the points of a part of a surface, are
+        left out.
         """
-        names = self.varying if len(self.columns) > _FEW else list(self.columns)
+        names = self.varying or list(self.columns)[:_FEW]
         words = self.settings([n for n in names if not self._is_long_list(n, position)], position)
         return ", ".join([*words, f"seed {self.seeds[position]}"])
 

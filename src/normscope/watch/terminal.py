@@ -126,7 +126,8 @@ def _experiment(part: dict[str, Any], width: int) -> list[Text]:
     found = [Text(f"\n  {_plain(part['title'])}", "bold"), bar, Text(f"  {part['words']}")]
     found += [Text(f"  running: {_plain(each)}", "dim") for each in part["running"]]
     for each in part["failures"]:
-        found.append(Text(f"  failed: {_plain(each['record'])}: {_plain(each['error'])}", "red"))
+        found.append(Text(f"  failed: {_plain(each['record'])}", "red"))
+        found.append(Text(f"    {_plain(each['error'])}", "red"))
     return found
 
 

@@ -73,6 +73,16 @@ def test_diagram_has_the_states_and_losses_of_the_records(path):
     assert np.isnan(grid.losses[1:]).all()
 
 
+def test_cells_of_an_interrupted_sweep_are_pending(path):
+    with Store(path) as store:
+        keys = add_cells(store)
+        finish(store, keys[0.5, 0.01, 0], 0.25)
+        store.start(keys[0.5, 0.1, 0])
+    experiment, grid, *_ = read_once([path])["parts"][1:]
+    assert experiment["counts"]["running"] == 0
+    assert grid["cells"]["states"] == [FINISHED, *[PENDING] * 5]
+
+
 def test_cells_of_several_seeds_have_their_mean_loss_and_any_divergence(path):
     with Store(path) as store:
         keys = add_cells(store, seeds=(0, 1))
@@ -417,6 +427,16 @@ def test_summary_is_plain_text_without_control_characters(path):
     assert "?[31mred?[bold]" in text
     assert "  1 ..x" in text
     assert "0.5 ■.." in text
+
+
+def test_summary_shows_the_error_of_a_failure(path):
+    with Store(path) as store:
+        for value in (0.1, 0.2):
+            key = store.add("e", {"long_name_of_a_setting": "x" * 60, "rate": value}, 0)
+            store.start(key)
+            store.fail(key, "ValueError: the loss is negative")
+    text = summary(read_once([path]))
+    assert "failed: rate 0.2, seed 0\n    ValueError: the loss is negative" in text
 
 
 def test_closing_a_board_ends_its_threads(path):
