@@ -47,7 +47,7 @@ from normscope.learning_rate.setup import (
     refuse_step_hooks,
 )
 from normscope.learning_rate.stability import growth_limit
-from normscope.learning_rate.summary import limit_notes
+from normscope.learning_rate.summary import limit_notes, unlearned_note
 from normscope.learning_rate.thresholds import (
     CAUTIOUS_SHARE,
     EFFORTS,
@@ -247,14 +247,7 @@ def advise(
     with torch.inference_mode(False), setup.few_threads(), setup.isolated():
         advice = _measure(setup, optimizer, verify, progress, effort)
         if objective == "fastest" and advice.verification is not None:
-            predicted = None if advice.prediction is None else advice.prediction.rate
-            choice = choose_rate(setup, advice.verification, effort, predicted, progress)
-            if choice is not None:
-                choice = _cautious_choice(choice, advice, effort)
-                tried = try_options(setup, choice.rate, effort.choice_steps, *options, progress)
-                choice = replace(choice, options=tried)
-            notes = () if choice is not None and choice.learned else (_unlearned(advice, choice),)
-            advice = replace(advice, choice=choice, notes=(*advice.notes, *notes))
+            advice = _with_choice(setup, advice, advice.verification, effort, options, progress)
     return replace(advice, objective=objective, seconds=time.perf_counter() - begin)
 
 
@@ -335,16 +328,23 @@ def _guess(
     return first_step_rate(setup, optimizer, FIRST_STEP)
 
 
-def _unlearned(advice: Advice, choice: Choice | None) -> str:
-    """Return the sentence that no rate lowered the loss, and what may help."""
-    steps = EFFORTS[advice.effort].choice_steps if choice is None else choice.steps
-    text = f"No rate tried lowered the loss in {steps} steps"
-    if choice is None or advice.effort == "quick":
-        return f"{text}: a lower one is recommended, which no run has tried."
-    decay = ["less weight decay"] if advice.rule.weight_decay else []
-    longer = [] if advice.effort == "thorough" else ['effort="thorough"']
-    remedies = " or ".join(decay + longer) or "another initialization"
-    return f"{text}, so that nothing may be learned at the recommended one: try {remedies}."
+def _with_choice(
+    setup: TrainingSetup,
+    advice: Advice,
+    found: Verification,
+    effort: Effort,
+    options: tuple[Sequence[int], Sequence[float]],
+    progress: ProgressCallback,
+) -> Advice:
+    """Return the advice with the rate that trains best in short runs."""
+    predicted = None if advice.prediction is None else advice.prediction.rate
+    choice = choose_rate(setup, found, effort, predicted, progress)
+    if choice is not None:
+        choice = _cautious_choice(choice, advice, effort)
+        tried = try_options(setup, choice.rate, effort.choice_steps, *options, progress)
+        choice = replace(choice, options=tried)
+    notes = unlearned_note(choice, effort, advice.rule)
+    return replace(advice, choice=choice, notes=(*advice.notes, *notes))
 
 
 def _cautious_choice(choice: Choice, advice: Advice, effort: Effort) -> Choice:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from normscope.learning_rate.bound import MeasuredCurvature
+from normscope.learning_rate.choice import Choice
 from normscope.learning_rate.thresholds import MOMENTUM_SHARE, STEPS, Effort
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.learning_rate.verification import Verification
@@ -325,3 +326,23 @@ def _open_notes(found: Verification, effort: Effort) -> list[str]:
         f"Not verified over {STEPS} steps: no run had more than {longest}. Training may break "
         f'later; effort="{"default" if is_quick else "thorough"}" tries more.'
     ]
+
+
+def unlearned_note(choice: Choice | None, effort: Effort, rule: UpdateRule) -> list[str]:
+    """Return the sentence that no rate lowered the loss, if none did, and what may help.
+
+    Args:
+        choice: the rates that were tried; None if all runs failed.
+        effort: that they were tried with.
+        rule: of the optimizer.
+    """
+    if choice is not None and choice.learned:
+        return []
+    steps = effort.choice_steps if choice is None else choice.steps
+    text = f"No rate tried lowered the loss in {steps} steps"
+    if choice is None or effort.name == "quick":
+        return [f"{text}: a lower one is recommended, which no run has tried."]
+    decay = ["less weight decay"] if rule.weight_decay else []
+    longer = [] if effort.name == "thorough" else ['effort="thorough"']
+    remedies = " or ".join(decay + longer) or "another initialization"
+    return [f"{text}, so that nothing may be learned at the recommended one: try {remedies}."]
