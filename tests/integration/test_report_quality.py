@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 from matplotlib.figure import Figure
 
-from normscope.experiments.tour.headline import cards, headline
+from normscope.experiments.tour.page import cards, headline
 from normscope.experiments.tour.summary import HEADS, LEGEND
 from normscope.plots.names import name_of
 from normscope.plots.overview import limits_figure

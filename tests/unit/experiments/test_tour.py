@@ -12,8 +12,7 @@ from normscope.data import load
 from normscope.experiments import EXPERIMENTS, run
 from normscope.experiments.tour.claims import tour_claims
 from normscope.experiments.tour.findings import STORIES
-from normscope.experiments.tour.headline import headline
-from normscope.experiments.tour.page import tour_report
+from normscope.experiments.tour.page import headline, tour_report
 from normscope.experiments.tour.parts import LOSS, Net, training
 from normscope.experiments.tour.record import is_tour, record_of, seconds_in_store, with_record
 from normscope.experiments.tour.summary import (

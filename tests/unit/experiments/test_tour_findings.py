@@ -14,8 +14,7 @@ from normscope.experiments.tour.findings import (
     about_theorems,
     about_training,
 )
-from normscope.experiments.tour.headline import cards, headline
-from normscope.experiments.tour.page import tables_of
+from normscope.experiments.tour.page import cards, headline, tables_of
 from normscope.experiments.tour.summary import LEGEND, findings
 from normscope.experiments.tour.wording import contrast
 

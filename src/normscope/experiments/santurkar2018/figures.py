@@ -26,17 +26,19 @@ from normscope.experiments.santurkar2018.claims import (
     trains_better,
 )
 from normscope.experiments.santurkar2018.judging import spread, verdict
-from normscope.experiments.santurkar2018.measurements import (
+from normscope.experiments.santurkar2018.training import Training
+from normscope.experiments.santurkar2018.trainings import (
     DEFAULTS,
+    MISSING,
     SETTINGS,
+    UNFINISHED,
     VGG_RATE,
     beside,
     deep_linear_trainings,
     linear_part,
+    run_trainings,
     vgg_trainings,
 )
-from normscope.experiments.santurkar2018.training import Training
-from normscope.experiments.santurkar2018.trainings import MISSING, UNFINISHED, run_trainings
 from normscope.plots.layer_shift import moment_changes, shift_by_layer, shift_with_training
 from normscope.plots.loss_landscape import landscape, predictiveness, training_and_landscape
 from normscope.plots.training_curves import (

@@ -15,9 +15,12 @@ import xarray as xr
 from normscope.errors import InputError
 from normscope.experiments.recipe import experiment
 from normscope.experiments.santurkar2018.judging import spread, verdict
-from normscope.experiments.santurkar2018.measurements import LINEAR_RATE, deep_linear_trainings
 from normscope.experiments.santurkar2018.training import MOMENTS
-from normscope.experiments.santurkar2018.trainings import run_trainings
+from normscope.experiments.santurkar2018.trainings import (
+    LINEAR_RATE,
+    deep_linear_trainings,
+    run_trainings,
+)
 from normscope.plots.training_curves import losses_by_rate
 from normscope.progress import ProgressCallback
 from normscope.results import Claim, Store

@@ -10,40 +10,36 @@ import xarray as xr
 
 from normscope.experiments.recipe import experiment
 from normscope.experiments.wei2018.phase_diagram import (
+    BISECTED,
+    DEFAULTS,
+    EVERYTHING,
     agreement,
-    bisected,
-    both_losses,
+    diagrams,
+    geometric,
     nearest_half,
     smaller_is,
 )
 from normscope.plots.phase_diagram import phase_diagrams
-from normscope.progress import ProgressCallback
-from normscope.results import Claim, Store
-from normscope.sweeps.diagram import seed_list
+from normscope.results import Claim
 
-LOSSES = ("squared_error", "cross_entropy")
-GAMMAS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
-RATES = tuple(np.geomspace(1e-3, 30, 14).tolist())
-PAPER: dict[str, Any] = {
-    "gammas": tuple(np.linspace(0.1, 3, 30).tolist()),
-    "learning_rates": tuple(np.geomspace(1e-3, 30, 40).tolist()),
-    "seeds": 5,
-    "epochs": 5.0,
-    "samples": None,
-    "test_samples": None,
+SMALL: dict[str, Any] = {
+    "gammas": (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0),
+    "learning_rates": geometric(1e-3, 30, 14),
 }
-# The paper's samples, epochs and widths: a coarse heat map, and the boundary by bisection. Only the
-# squared error, which the theory is about.
 MEDIUM: dict[str, Any] = {
+    **BISECTED,
     "gammas": (0.1, 0.5, 1.0, 2.0),
-    "learning_rates": tuple(np.geomspace(1e-3, 30, 8).tolist()),
-    "losses": ("squared_error",),
-    "seeds": 1,
-    "epochs": 5.0,
-    "samples": None,
-    "test_samples": None,
     "boundary_gammas": (0.1, 0.5, 1.0, 2.0),
+    "learning_rates": geometric(1e-3, 30, 8),
 }
+PAPER: dict[str, Any] = {
+    **EVERYTHING,
+    "gammas": tuple(np.linspace(0.1, 3, 30).tolist()),
+    "learning_rates": geometric(1e-3, 30, 40),
+    "seeds": 5,
+}
+#: The model and its options; None: it has none, or its own.
+NETWORK = {"model": "fully_connected", "width": None, "channels": None, "padding": None}
 # options of each model, at the paper's size and at quick scale
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fully_connected": ({"width": 1000}, {"width": 48}),
@@ -52,7 +48,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 QUICK: dict[str, Any] = {
     "data": "digits",
     "gammas": (0.3, 1.0, 3.0),
-    "learning_rates": tuple(np.geomspace(1e-2, 30, 7).tolist()),
+    "learning_rates": geometric(1e-2, 30, 7),
     "epochs": 2.0,
     "samples": None,
     "test_samples": None,
@@ -72,83 +68,22 @@ def _claims(results: xr.Dataset) -> list[Claim]:
 
 
 def panel(
-    *,
-    model: str = "fully_connected",
-    data: str = "mnist",
-    gammas: Sequence[float] = GAMMAS,
-    learning_rates: Sequence[float] = RATES,
-    losses: Sequence[str] = LOSSES,
-    width: int | None = None,
-    channels: Sequence[int] | None = None,
-    padding: int | None = None,
-    epochs: float = 1.0,
-    samples: int | None = 12800,
-    test_samples: int | None = 2000,
-    batch_size: int = 128,
-    momentum: float = 0.9,
-    seeds: int = 2,
-    boundary_gammas: Sequence[float] = (),
-    boundary_seeds: int = 3,
-    tolerance: float = 0.05,
-    workers: int = 2,
-    threads: int = 1,
-    seed: int = 0,
-    store: Store,
-    progress: ProgressCallback,
+    *, gammas: Sequence[float], boundary_gammas: Sequence[float], **settings: Any
 ) -> xr.Dataset:
     """Test loss over gamma and learning rate with the theory's lines: one panel of Figure 2.
 
     Reference: wei2018, Figure 2 and Section 4.
 
     Args:
-        model: fully_connected (four layers) or conv_net (three convolutions).
-        data: a registered data set.
         gammas: initial scales of the normalization.
-        learning_rates: of SGD.
-        losses: to train with.
-        width: of the hidden layers; None: the model has none, or its own.
-        channels: of the convolutions, likewise.
-        padding: zeros on each side of an image, likewise; the paper has none.
-        epochs: passes over the training data.
-        samples: of the training data; None: all.
-        test_samples: of the test data; None: all.
-        batch_size: samples per step.
-        momentum: heavy-ball momentum.
-        seeds: trainings of each cell.
         boundary_gammas: where the boundary is searched by bisection; none: it is the grid's.
-        boundary_seeds: searches at each of them.
-        tolerance: relative width of a bracket at which a search ends.
-        workers: trainings at the same time.
-        threads: of each worker.
-        seed: first seed; the others follow it.
-        store: keeps each training.
-        progress: receives an event as trainings end.
+        **settings: model (fully_connected with four layers, or conv_net with three convolutions),
+            its width, channels and padding (None: its own), and those of `diagrams`.
 
     Returns:
-        ``test_loss``, ``train_loss``, ``diverged`` and others (loss, gamma, learning_rate, seed),
-        ``critical_learning_rate`` (loss, closure, gamma); of a search ``boundary_low`` and
-        ``boundary_high`` (loss, boundary_gamma, boundary_seed) and ``boundary_theory``.
+        That of `diagrams` over gamma.
     """
-    options = {"width": width, "channels": channels and list(channels), "padding": padding}
-    settings = {
-        "model": model,
-        "data": data,
-        **{name: value for name, value in options.items() if value is not None},
-        "epochs": epochs,
-        "samples": samples,
-        "test_samples": test_samples,
-        "batch_size": batch_size,
-        "momentum": momentum,
-    }
-    axes = {"gamma": list(gammas), "learning_rate": list(learning_rates)}
-    running = {"workers": workers, "threads": threads, "progress": progress}
-    found = both_losses(axes, settings, losses, seeds, seed, store, **running)
-    if not boundary_gammas:
-        return found
-    searches = seed_list(boundary_seeds, seed)
-    running["tolerance"] = tolerance
-    searched = bisected("gamma", boundary_gammas, settings, losses, searches, store, **running)
-    return found.merge(searched)
+    return diagrams("gamma", gammas, boundary_gammas, **settings)
 
 
 for _model, (_options, _quick) in MODELS.items():
@@ -158,6 +93,7 @@ for _model, (_options, _quick) in MODELS.items():
             f"wei2018/figure2_{_data}_{_model}",
             claims=_claims,
             figure=phase_diagrams,
+            defaults={**NETWORK, **DEFAULTS, **SMALL, "boundary_gammas": ()},
             scales={
                 "quick": {**_own, **QUICK, **_quick},
                 "small": _own,

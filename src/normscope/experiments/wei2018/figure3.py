@@ -11,19 +11,20 @@ import xarray as xr
 
 from normscope.experiments.recipe import experiment
 from normscope.experiments.wei2018.phase_diagram import (
+    BISECTED,
+    DEFAULTS,
+    EVERYTHING,
     FINER,
     agreement,
-    bisected,
-    both_losses,
     brackets,
+    diagrams,
+    geometric,
     nearest_half,
     panels,
     resolution,
 )
 from normscope.plots.phase_diagram import phase_diagrams
-from normscope.progress import ProgressCallback
-from normscope.results import Claim, Store
-from normscope.sweeps.diagram import seed_list
+from normscope.results import Claim
 
 _STATEMENT = (
     "The predicted maximal learning rate of the vanilla network, over the variance of its weights, "
@@ -75,11 +76,18 @@ def _falling(loss: str, panel: xr.Dataset, source: str) -> Claim:
     "wei2018/figure3",
     claims=_claims,
     figure=phase_diagrams,
+    defaults={
+        **DEFAULTS,
+        "deviations": (0.5, 0.8, 1.1, 1.4, 1.7, 2.0, 2.5, 3.0),
+        "boundary_deviations": (),
+        "learning_rates": geometric(1e-5, 1, 14),
+        "width": 1000,
+    },
     scales={
         "quick": {
             "data": "digits",
             "deviations": (0.8, 1.4, 2.2),
-            "learning_rates": tuple(np.geomspace(1e-4, 1, 7).tolist()),
+            "learning_rates": geometric(1e-4, 1, 7),
             "width": 48,
             "samples": None,
             "test_samples": None,
@@ -88,45 +96,21 @@ def _falling(loss: str, panel: xr.Dataset, source: str) -> Claim:
         },
         "small": {},
         "medium": {
+            **BISECTED,
             "deviations": (0.5, 1.1, 1.7, 3.0),
-            "learning_rates": tuple(np.geomspace(1e-5, 1, 8).tolist()),
-            "losses": ("squared_error",),
-            "epochs": 5.0,
-            "samples": None,
-            "test_samples": None,
-            "seeds": 1,
             "boundary_deviations": (0.5, 1.1, 1.7, 3.0),
+            "learning_rates": geometric(1e-5, 1, 8),
         },
         "paper": {
+            **EVERYTHING,
             "deviations": tuple(np.linspace(0.5, 3, 30).tolist()),
-            "learning_rates": tuple(np.geomspace(1e-5, 1, 40).tolist()),
-            "samples": None,
-            "test_samples": None,
-            "epochs": 5.0,
+            "learning_rates": geometric(1e-5, 1, 40),
             "seeds": 5,
         },
     },
 )
 def figure3(
-    *,
-    data: str = "mnist",
-    deviations: Sequence[float] = (0.5, 0.8, 1.1, 1.4, 1.7, 2.0, 2.5, 3.0),
-    learning_rates: Sequence[float] = tuple(np.geomspace(1e-5, 1, 14).tolist()),
-    losses: Sequence[str] = ("squared_error", "cross_entropy"),
-    width: int = 1000,
-    epochs: float = 1.0,
-    samples: int | None = 12800,
-    test_samples: int | None = 2000,
-    batch_size: int = 128,
-    momentum: float = 0.9,
-    seeds: int = 2,
-    boundary_deviations: Sequence[float] = (),
-    boundary_seeds: int = 3,
-    tolerance: float = 0.05,
-    workers: int = 2,
-    seed: int = 0,
-    store: Store,
-    progress: ProgressCallback,
+    *, deviations: Sequence[float], boundary_deviations: Sequence[float], **settings: Any
 ) -> xr.Dataset:
     """Test loss over initial weights and learning rate: the fully connected net without a norm.
 
@@ -134,53 +118,20 @@ def figure3(
     Reference: wei2018, Figure 3 and Section 6.4.
 
     Args:
-        data: a registered data set.
         deviations: of a weight, times the square root of the number of inputs.
-        learning_rates: of SGD.
-        losses: to train with.
-        width: of the hidden layers.
-        epochs: passes over the training data.
-        samples: of the training data; None: all.
-        test_samples: of the test data; None: all.
-        batch_size: samples per step.
-        momentum: heavy-ball momentum.
-        seeds: trainings of each cell.
         boundary_deviations: where the boundary is searched by bisection; none: it is the grid's.
-        boundary_seeds: searches at each of them.
-        tolerance: relative width of a bracket at which a search ends.
-        workers: trainings at the same time, one thread each.
-        seed: first seed; the others follow it.
-        store: keeps each training.
-        progress: receives an event as trainings end.
+        **settings: width of the hidden layers, and those of `diagrams`.
 
     Returns:
-        As Figure 2, with ``sigma_w`` instead of gamma and ``boundary_sigma_w`` instead of
-        ``boundary_gamma``.
+        That of `diagrams` over ``sigma_w``.
     """
-    settings = {
-        "model": "fully_connected",
-        "norm": "none",
-        "data": data,
-        "width": width,
-        "epochs": epochs,
-        "samples": samples,
-        "test_samples": test_samples,
-        "batch_size": batch_size,
-        "momentum": momentum,
-    }
-    axes = {"sigma_w2": _variances(deviations), "learning_rate": list(learning_rates)}
-    running: dict[str, Any] = {"workers": workers, "progress": progress}
-    found = both_losses(axes, settings, losses, seeds, seed, store, **running)
-    found = found.rename(sigma_w2="sigma_w").assign_coords(sigma_w=list(deviations))
-    if not boundary_deviations:
-        return found
-    running["tolerance"] = tolerance
-    values, searches = _variances(boundary_deviations), seed_list(boundary_seeds, seed)
-    searched = bisected("sigma_w2", values, settings, losses, searches, store, **running)
-    searched = searched.rename(boundary_sigma_w2="boundary_sigma_w")
-    return found.merge(searched.assign_coords(boundary_sigma_w=list(boundary_deviations)))
-
-
-def _variances(deviations: Sequence[float]) -> list[float]:
-    """Return squares to twelve digits."""
-    return [float(f"{deviation**2:.12g}") for deviation in deviations]
+    squares, searched = (
+        [float(f"{deviation**2:.12g}") for deviation in each]
+        for each in (deviations, boundary_deviations)
+    )
+    settings |= {"model": "fully_connected", "norm": "none"}
+    found = diagrams("sigma_w2", squares, searched, **settings)
+    coordinates = {"sigma_w": list(deviations), "boundary_sigma_w": list(boundary_deviations)}
+    for name in [name for name, values in coordinates.items() if values]:
+        found = found.rename({f"{name}2": name}).assign_coords({name: coordinates[name]})
+    return found

@@ -1,8 +1,8 @@
-"""Shared by Figures 2 and 3: diagrams for both losses, and their claims."""
+"""Shared by Figures 2 and 3: diagrams, boundaries, and their claims."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 from scipy.stats import spearmanr
 
+from normscope.progress import ProgressCallback
 from normscope.report.diagrams import grid_bracket
 from normscope.results import Claim, Store
 from normscope.sweeps import Diagram, boundary
@@ -42,71 +43,100 @@ RANK_RULE = (
 FINER = "boundaries by bisection to 5 % (scale medium)"
 
 
-def both_losses(
-    axes: Mapping[str, Sequence[Any]],
-    settings: Mapping[str, Any],
+#: Settings of both figures with their defaults: the paper's but for samples, epochs and seeds.
+DEFAULTS: dict[str, Any] = {
+    "data": "mnist",
+    "losses": ("squared_error", "cross_entropy"),
+    "epochs": 1.0,
+    "samples": 12800,
+    "test_samples": 2000,
+    "batch_size": 128,
+    "momentum": 0.9,
+    "seeds": 2,
+    "boundary_seeds": 3,
+    "tolerance": 0.05,
+    "workers": 2,
+    "threads": 1,
+    "seed": 0,
+}
+EVERYTHING: dict[str, Any] = {"epochs": 5.0, "samples": None, "test_samples": None}  # as the paper
+#: A coarse heat map, and the boundary by bisection, with the loss that the theory is about.
+BISECTED: dict[str, Any] = {**EVERYTHING, "losses": ("squared_error",), "seeds": 1}
+
+
+def geometric(first: float, last: float, count: int) -> tuple[float, ...]:
+    """Return learning rates with equal ratios."""
+    return tuple(np.geomspace(first, last, count).tolist())
+
+
+def diagrams(
+    setting: str,
+    values: Sequence[float],
+    searched: Sequence[float],
+    *,
+    learning_rates: Sequence[float],
     losses: Sequence[str],
     seeds: int,
+    boundary_seeds: int,
+    tolerance: float,
     seed: int,
     store: Store,
-    **running: Any,
+    workers: int,
+    threads: int,
+    progress: ProgressCallback,
+    **settings: Any,
 ) -> xr.Dataset:
-    """The diagram for each loss, side by side.
+    """Return the diagram of each loss over a setting, and boundaries by bisection.
 
     The paper does not say which loss it trained with: its theory is about the squared error.
 
     Args:
-        axes: the values of the setting and of the learning rate.
-        settings: of the trainings.
-        losses: registered losses.
-        seeds: repetitions.
-        seed: the first.
-        store: keeps the trainings.
-        **running: workers, threads and progress.
+        setting: on the vertical axis, such as gamma.
+        values: of it.
+        searched: its values at which the boundary is searched by bisection; none: it is the grid's.
+        learning_rates: of SGD.
+        losses: to train with.
+        seeds: trainings of each cell.
+        boundary_seeds: searches at each value.
+        tolerance: relative width of a bracket at which a search ends.
+        seed: first seed; the others follow it.
+        store: keeps each training.
+        workers: trainings at the same time.
+        threads: of each worker.
+        progress: receives an event as trainings end.
+        **settings: of the trainings, as for `normscope.sweeps.phase_diagram`; None is left out.
 
     Returns:
-        As `normscope.sweeps.phase_diagram`, with the dimension ``loss`` before the others.
+        ``test_loss``, ``train_loss``, ``diverged`` and others (loss, setting, learning_rate, seed),
+        ``critical_learning_rate`` (loss, closure, setting); of a search ``boundary_low`` and
+        ``boundary_high`` (loss, boundary_SETTING, boundary_seed), and ``boundary_theory`` (loss,
+        closure, boundary_SETTING).
     """
-    found = []
+    axes = {setting: list(values), "learning_rate": list(learning_rates)}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    running: dict[str, Any] = {"workers": workers, "threads": threads, "progress": progress}
+    search: dict[str, Any] = {
+        "setting": setting,
+        "seeds": seed_list(boundary_seeds, seed),
+        "tolerance": tolerance,
+    }
+    found, brackets = [], []
     for loss in losses:
-        plan = Diagram(axes, {**settings, "loss": loss}, seed_list(seeds, seed))
+        own = {**settings, "loss": loss}
+        plan = Diagram(axes, own, seed_list(seeds, seed))
         plan.run(store, **running)
         found.append(plan.results(store))
-    together = xr.concat(found, xr.Variable("loss", list(losses)), combine_attrs="drop_conflicts")
+        if searched:
+            brackets.append(boundary(searched, store=store, **search, **running, **own))
+    of_losses = xr.Variable("loss", list(losses))
     words = found[0].attrs["settings"].replace(f'"loss": "{losses[0]}", ', "")
-    return together.assign_attrs(settings=words)
-
-
-def bisected(
-    setting: str,
-    values: Sequence[float],
-    settings: Mapping[str, Any],
-    losses: Sequence[str],
-    seeds: Sequence[int],
-    store: Store,
-    **running: Any,
-) -> xr.Dataset:
-    """The boundary of each loss by bisection, under names that a diagram does not have.
-
-    Args:
-        setting: the name of the setting over which the boundary is searched, such as gamma.
-        values: of this setting.
-        settings: of the trainings.
-        losses: registered losses.
-        seeds: of the trainings.
-        store: keeps the trainings.
-        **running: tolerance, workers, threads and progress.
-
-    Returns:
-        ``boundary_low`` and ``boundary_high`` (loss, boundary_SETTING, boundary_seed), the
-        brackets, and ``boundary_theory`` (loss, closure, boundary_SETTING).
-    """
-    running |= {"setting": setting, "seeds": seeds, "store": store}
-    found = [boundary(values, **running, **{**settings, "loss": loss}) for loss in losses]
-    together = xr.concat(found, xr.Variable("loss", list(losses)), combine_attrs="drop")
-    names = {"low": "boundary_low", "high": "boundary_high", "theory": "boundary_theory"}
-    dimensions = {name: f"boundary_{name}" for name in (setting, "seed")}
-    return together[list(names)].rename({**names, **dimensions})
+    together = xr.concat(found, of_losses, combine_attrs="drop_conflicts")
+    together = together.assign_attrs(settings=words)
+    if not searched:
+        return together
+    names = ("low", "high", "theory", setting, "seed")
+    ends = xr.concat(brackets, of_losses, combine_attrs="drop")[["low", "high", "theory"]]
+    return together.merge(ends.rename({name: f"boundary_{name}" for name in names}))
 
 
 def panels(results: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:

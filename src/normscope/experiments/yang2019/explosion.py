@@ -47,14 +47,12 @@ RELIEF = "The explosion is only relieved by skip connections in the fashion of r
 NEAR = 0.02  # relative distance from the limit
 STEADY, GROWS = 0.1, 1.2  # relative range of the factor over depths, and the least factor
 RELIEVED = 0.5  # of the logarithm of the growth without skip connections
-# measured once before, with other seeds and code, at width 1000 and depth 40 (ReLU)
-REFERENCE = {4: 3.00, 8: 1.79, 16: 1.59, 64: 1.49, 256: 1.466, 1024: 1.458}
 ARTICLE = "yang2019, by the encyclopaedia article, section on vanishing and exploding gradients"
 DERIVED = "yang2019, derived for every batch in normscope.experiments.yang2019.growth"
 INPUTS = 1000  # features of the Gaussian inputs: with few, the batch's samples are alike
 WIDE = 500  # least width at which the theory of infinite width is judged
+SIZE = f"width {WIDE} or more, batches of 256 or more"
 DEEP = 10  # least depth at which a mean over the layers is judged
-SPREADS = 3  # allowed distance from the table, in standard deviations over the seeds
 
 
 def explosion_claims(results: xr.Dataset) -> list[Claim]:
@@ -74,19 +72,27 @@ def explosion_claims(results: xr.Dataset) -> list[Claim]:
             _linear(results) if name == "linear" else _matches_theory(results, name)
             for name in activations
         ),
-        *(_reference(results) if "relu" in activations else []),
         _exponential(results),
         _skips(results),
         _layers(results),
     ]
-    return mark_beyond(claims, ("derived", "measured once before"))
+    return mark_beyond(claims, ("derived",))
 
 
-def _judged(text: str, measured: str, decided: bool | None, **more: Any) -> Claim:
-    """Return a claim of the article; one that is undecided lacks seeds or size."""
-    need = f"scale small: {ENOUGH_SEEDS} seeds at width {WIDE} or more, batches of 256 or more"
-    remedy = "" if decided is not None else f"{need}; more seeds if these disagree"
-    return Claim(text, ARTICLE, measured, decided, resolve=remedy, **more)
+def judged(text: str, measured: str, decided: bool | None, need: str = SIZE, **more: Any) -> Claim:
+    """Return a claim of the article; one that is undecided lacks seeds, or what it needs.
+
+    Args:
+        text: the statement as judged.
+        measured: the numbers that decide.
+        decided: whether it holds; None: undecided.
+        need: what the verdict needs besides seeds.
+        **more: statement, rule, origin and numbers.
+    """
+    remedy = f"scale small: {ENOUGH_SEEDS} seeds, {need}; more seeds if these disagree"
+    return Claim(
+        text, ARTICLE, measured, decided, resolve="" if decided is not None else remedy, **more
+    )
 
 
 def _limits(results: xr.Dataset) -> list[Claim]:
@@ -105,7 +111,7 @@ def _limits(results: xr.Dataset) -> list[Claim]:
         f"{NEAR:.0%} of 1.467; {DECISION}"
     )
     return [
-        _judged(
+        judged(
             text,
             f"batch {largest}: {_spread(growth)}",
             decide_below(abs(growth / LIMIT - 1).values, NEAR) if is_large else None,
@@ -143,7 +149,7 @@ def _falls(results: xr.Dataset, activations: Sequence[str], text: str, origin: s
     sizes = results["batch_size"].values.tolist()
     logs = np.log(growth.values)
     rises, below_one = (each.reshape(-1, logs.shape[-1]) for each in (np.diff(logs, axis=1), -logs))
-    return _judged(
+    return judged(
         text,
         f"growth by batch {'/'.join(map(str, sizes))}: {'; '.join(means)}",
         decide_all([decide_below(row) for row in (*rises, *below_one)]) if len(rises) else None,
@@ -197,47 +203,13 @@ def _linear(results: xr.Dataset) -> Claim:
     )
 
 
-def _reference(results: xr.Dataset) -> list[Claim]:
-    """The table of earlier measurements; nothing where none of its batches was measured."""
-    sizes = [int(size) for size in results["batch_size"].values if int(size) in REFERENCE]
-    seeds = results.sizes["seed"]
-    if not sizes or seeds < 2:
-        return []
-    growth = results["growth"].sel(activation="relu", batch_size=sizes)
-    means, spread = growth.mean("seed").values, growth.std("seed", ddof=1).values
-    expected = np.array([REFERENCE[size] for size in sizes])
-    theory = results["expected_growth"].sel(activation="relu", batch_size=sizes).values
-    texts = [f"{size}: {m:.3f} ± {s:.4f}" for size, m, s in zip(sizes, means, spread, strict=True)]
-    beyond = abs(means - expected) > SPREADS * spread
-    below = 100 * (1 - np.stack([expected, means])[:, beyond] / theory[beyond])
-    off = [
-        f"{size}: table {table:.1f} %, measured {ours:.1f} %"
-        for size, table, ours in zip(np.array(sizes)[beyond], *below, strict=True)
-    ]
-    bias = (
-        f"; beyond it, put down to {_finite(results)}, below the derived factor by "
-        f"({'; '.join(off)})"
-    )
-    asked = results.attrs["width"] == 1000 and results.attrs["depth"] == 40
-    listed = ", ".join(f"{size}: {REFERENCE[size]:g}" for size in sizes)
-    return [
-        Claim(
-            f"ReLU, width 1000, depth 40, growth by batch {listed}: the mean within {SPREADS} "
-            "standard deviations over the seeds",
-            "yang2019, measured once before",
-            ", ".join(texts) + (bias if off else ""),
-            not off if asked and seeds >= 3 else None,
-        )
-    ]
-
-
 def _exponential(results: xr.Dataset) -> Claim:
     gain = results["gain_by_depth"].sel(architecture="batch").transpose("depth", "seed")
     depths = results["depth"].values
     rates = gain.values ** (1 / (depths - 1))[:, None]
     parts = (decide_below(np.ptp(rates, 0) / rates.mean(0), STEADY), decide_below(GROWS - rates[0]))
     means = np.exp(np.log(rates).mean(1))
-    return _judged(
+    return judged(
         "the squared gradient of the first layer grows exponentially with the depth",
         "factor per layer at depth "
         + ", ".join(f"{d}: {r:.3f}" for d, r in zip(depths, means, strict=True)),
@@ -258,7 +230,7 @@ def _skips(results: xr.Dataset) -> Claim:
         theory = results["expected_gradient"].sel(architecture="batch, skip", activation="relu")
         expected = f" (expected {float(theory[0]):.3g})"
     share = np.log(skip.values) / np.log(plain.values)
-    return _judged(
+    return judged(
         "skip connections relieve it",
         f"depth {depth}, first over last layer: plain {_spread(plain)}, with skips "
         f"{_spread(skip)}{expected}",

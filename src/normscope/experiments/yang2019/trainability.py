@@ -13,7 +13,7 @@ import xarray as xr
 
 from normscope.data import load
 from normscope.experiments.recipe import experiment
-from normscope.experiments.yang2019.explosion import RELIEF
+from normscope.experiments.yang2019.explosion import RELIEF, judged
 from normscope.experiments.yang2019.growth import (
     Stack,
     integer,
@@ -24,13 +24,13 @@ from normscope.plots.depth import trainability as draw
 from normscope.problem.problem import Problem
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Claim, Store
-from normscope.results.claim import DECISION, ENOUGH_SEEDS, decide_all, decide_below
+from normscope.results.claim import DECISION, decide_all, decide_below
 from normscope.training import Outcome, fit, sgd
 
 NAMES = ("batch", "batch, skip")
 LEARNT = 0.5  # of the loss of guessing: a net that stays above has not trained
 NOTHING = 0.95  # of the loss of guessing: a net that stays above has learnt nothing
-ARTICLE = "yang2019, by the encyclopaedia article, section on vanishing and exploding gradients"
+NEED = "a shallow net that trains and a deep one that does not"
 UNTRAINABLE = "Practically, deep batchnorm networks are untrainable."
 
 
@@ -58,13 +58,6 @@ def trained(best_loss: xr.DataArray, guessing: float) -> list[bool | None]:
     return [decide_below(row, LEARNT * guessing) for row in losses]
 
 
-def _judged(text: str, measured: str, decided: bool | None, **more: Any) -> Claim:
-    """Return a claim of the article; one that is undecided lacks seeds or steps."""
-    need = f"scale small: {ENOUGH_SEEDS} seeds, a shallow net that trains and a deep one that stops"
-    remedy = "" if decided is not None else f"{need}; more seeds if these disagree"
-    return Claim(text, ARTICLE, measured, decided, resolve=remedy, **more)
-
-
 def _within_the_budget(results: xr.Dataset) -> Claim:
     guessing, steps = math.log(results.attrs["classes"]), results.attrs["steps"]
     depths, states = [int(depth) for depth in results["depth"].values], _plain_states(results)
@@ -77,12 +70,13 @@ def _within_the_budget(results: xr.Dataset) -> Claim:
     else:
         at = "above it at no depth tried"
     is_open = len(depths) < 2 or states[0] is not True or (not onwards and None in states)
-    return _judged(
+    return judged(
         f"deep plain batch-normalized nets do not train within {steps} steps, at every learning "
         "rate tried",
         f"half the loss of guessing is {LEARNT * guessing:.2f}; {at}; "
         + _by_depth(results, "batch"),
         None if is_open else onwards,
+        NEED,
         statement=UNTRAINABLE,
         rule=f"best training loss over the learning rates, mean of the last {TAIL} steps, above "
         "half the loss of guessing at all depths from one on, and below it at the least depth; "
@@ -104,12 +98,13 @@ def _is_untrainable(results: xr.Dataset) -> Claim:
         texts.append(f"depth {depth} {trains}{slow}: {_spread(own)}")
     reached = bool(tried) and tried[-1] == results["depth"].values[-1] and _shallow_trains(results)
     learns = decide_below(best.isel(depth=-1).values, NOTHING * guessing) if reached else None
-    return _judged(
+    return judged(
         f"the deepest is untrainable, not merely slow: {times} times the steps leave it at the "
         f"loss of guessing ({guessing:.2f}, or less by at most 5 %)",
         f"best loss after {times * results.attrs['steps']} steps, plain nets that had stopped: "
         + ("; ".join(texts) or "none was trained on"),
         None if learns is None else not learns,
+        NEED,
         statement=UNTRAINABLE,
         rule=f"best training loss over the learning rates after {times} times the steps, at the "
         f"largest depth, above {NOTHING:.0%} of the loss of guessing; {DECISION}",
@@ -123,11 +118,12 @@ def _skips(results: xr.Dataset) -> Claim:
     lifted = [
         state for state, plain in zip(states, _plain_states(results), strict=True) if plain is False
     ]
-    return _judged(
+    return judged(
         "residual connections lift it: nets as deep as the plain ones that stopped train within "
         "the same steps",
         _by_depth(results, NAMES[1]),
         decide_all(lifted) if _shallow_trains(results) else None,
+        NEED,
         statement=RELIEF,
         rule="best training loss over the learning rates below half the loss of guessing at every "
         f"depth at which plain nets are above it; {DECISION}",
