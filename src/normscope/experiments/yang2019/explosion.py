@@ -18,15 +18,16 @@ from normscope.experiments.yang2019.growth import (
     ARCHITECTURES,
     Stack,
     batch_growth,
+    distinct,
     integer,
     integers,
-    known_names,
     layer_growth,
     residual_growth,
     squared_gradients,
 )
 from normscope.plots.depth import gradient_growth
 from normscope.progress import Progress, ProgressCallback
+from normscope.registry import unknown_name
 from normscope.results import Claim, Store
 from normscope.results.claim import DECISION, ENOUGH_SEEDS, decide_all, decide_below, mark_beyond
 
@@ -329,7 +330,9 @@ def explosion(
         ``expected_growth`` (activation, batch_size); ``growth_by_width`` (width, seed);
         ``gain_by_depth`` (architecture, depth, seed) from the last layer to the first.
     """
-    activations = known_names("activations", activations, list(ACTIVATIONS))
+    for name in distinct("activations", activations):
+        if name not in ACTIVATIONS:
+            raise unknown_name("one of activations", str(name), ACTIVATIONS)
     batch_sizes = integers("batch_sizes", batch_sizes, at_least=4)
     widths = integers("widths", widths, at_least=2)
     depths = integers("depths", depths, at_least=2)

@@ -25,15 +25,7 @@ from normscope.registry import unknown_name
 
 
 def integer(name: str, value: Any, at_least: int) -> int:
-    """A setting that counts something.
-
-    Args:
-        name: of the setting.
-        value: given.
-        at_least: the least that makes sense.
-
-    Returns:
-        The number.
+    """Return a setting as an integer.
 
     Raises:
         InputError: if it is not an integer, or too small.
@@ -47,74 +39,39 @@ def integer(name: str, value: Any, at_least: int) -> int:
 
 
 def integers(name: str, values: Sequence[Any], at_least: int) -> tuple[int, ...]:
-    """Several of them, different ones, in increasing order.
-
-    Args:
-        name: of the setting.
-        values: given, at least one.
-        at_least: the least that makes sense.
-
-    Returns:
-        The numbers.
+    """Return distinct integers in increasing order.
 
     >>> integers("depths", [20, 10], at_least=2)
     (10, 20)
     """
-    _check_distinct(name, values)
-    return tuple(sorted(integer(f"each of {name}", value, at_least) for value in values))
+    each = f"each of {name}"
+    return tuple(sorted(integer(each, value, at_least) for value in distinct(name, values)))
 
 
 def positive_numbers(name: str, values: Sequence[Any]) -> tuple[float, ...]:
-    """Several numbers above zero, different ones, in increasing order.
-
-    Args:
-        name: of the setting.
-        values: given, at least one.
-
-    Returns:
-        The numbers.
+    """Return distinct positive numbers in increasing order.
 
     Raises:
         InputError: if one of them is not a positive number.
     """
-    _check_distinct(name, values)
-    for value in values:
+    for value in distinct(name, values):
         number = isinstance(value, Real) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
             raise InputError(f"each of {name} must be a number above zero, got {value!r}.")
     return tuple(sorted(float(value) for value in values))
 
 
-def known_names(name: str, values: Sequence[Any], known: Sequence[str]) -> tuple[str, ...]:
-    """Several names, different ones, in the order given.
-
-    Args:
-        name: of the setting.
-        values: given, at least one.
-        known: those there are.
-
-    Returns:
-        The names.
+def distinct(name: str, values: Sequence[Any]) -> Sequence[Any]:
+    """Return the values of a setting.
 
     Raises:
-        UnknownNameError: if there is none of a name.
+        InputError: if there are none, or two are equal.
     """
-    _check_distinct(name, values)
-    for value in values:
-        if value not in known:
-            raise unknown_name(f"one of {name}", str(value), known)
-    return tuple(values)
-
-
-def _check_distinct(name: str, values: Sequence[Any]) -> None:
     if not len(values):
         raise InputError(f"{name} must name at least one, got none.")
-    try:
-        repeated = len(set(values)) < len(values)
-    except TypeError:  # lists in the list
-        repeated = True
-    if repeated:
+    if any(value in values[:place] for place, value in enumerate(values)):
         raise InputError(f"{name} must be different values, got {list(values)}.")
+    return values
 
 
 # normalization, and whether there are skip connections
