@@ -24,7 +24,7 @@ from normscope.problem.problem import Problem
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.progress_bar import show_progress
 from normscope.text import format_duration, join_words
-from normscope.theorems import TooLarge, Unchecked, Verdict, Verdicts, check_layer
+from normscope.theorems import Unchecked, Verdict, Verdicts, check_layer
 from normscope.theorems.layer import DENSE_LIMIT, UNITS
 from normscope.theorems.verdict import worst
 
@@ -233,10 +233,12 @@ def check_in_parts(check: Callable[..., Verdicts], batch: Any) -> tuple[Verdicts
     samples = samples_of(batch)
     if samples is None and sizes.values <= DENSE_LIMIT:
         return check(batch, _units_of_part(UNITS, sizes.values), DENSE_LIMIT), None
-    part = 0 if samples is None else _part_size(samples, sizes.values)
+    part = 0 if samples is None else max(2, samples * _PART_VALUES // sizes.values)
     if samples is None or part * sizes.values > samples * DENSE_LIMIT:
         sizes = replace(sizes, limit=DENSE_LIMIT)
-        unchecked = [_with_sizes(each, sizes) for each in found.unchecked]
+        unchecked = [
+            replace(each, too_large=sizes) if each.too_large else each for each in found.unchecked
+        ]
         return Verdicts(found, unchecked), None
     most = _units_of_part(UNITS, part * sizes.values // samples)
     again = check(rows(batch, torch.arange(part)), most, DENSE_LIMIT)
@@ -244,15 +246,6 @@ def check_in_parts(check: Callable[..., Verdicts], batch: Any) -> tuple[Verdicts
     rest = [each for each in found.unchecked if each.label not in large]
     rest += [each for each in again.unchecked if each.label in large]
     return Verdicts(verdicts, rest), part
-
-
-def _with_sizes(unchecked: Unchecked, sizes: TooLarge) -> Unchecked:
-    return unchecked if unchecked.too_large is None else replace(unchecked, too_large=sizes)
-
-
-def _part_size(samples: int, values: int) -> int:
-    """Return how many samples Theorem C.1 is checked on, of a batch with so many values a unit."""
-    return max(2, samples * _PART_VALUES // values)
 
 
 def _units_of_part(units: int, values: int) -> int:

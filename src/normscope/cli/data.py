@@ -85,7 +85,6 @@ def fetch(name: Name, root: Target = None, as_json: opt.Json = False) -> None:
 
 
 def _print_path(name: str, where: Path | None, as_json: bool) -> None:
-
     if as_json:
         print_json({"name": name, "path": None if where is None else str(where)})
     else:
@@ -125,7 +124,6 @@ def _names_with_files(root: Path | None) -> list[str]:
 
 
 def _verify(name: str, root: Path | None) -> list[Check]:
-
     _folder(name, root)  # a missing file is an error before the progress bar starts
     from normscope.data import verify
 

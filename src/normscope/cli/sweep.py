@@ -126,7 +126,7 @@ def sweep(
     check_name("experiments", name, DIAGRAM, STATUS, noun="sweep")
     running = {"engine": engine, "workers": workers, "threads": threads}
     running |= {"address": address, "max_attempts": max_attempts}
-    values = _values(settings)
+    values = {_SHORT.get(key, key): each for key, each in named_lists(settings or ()).items()}
     _check_import_paths(values)
     if not dry_run:  # which writes nothing
         check_file(out, "store", "sweep.sqlite")
@@ -153,11 +153,6 @@ def _add_short_names(choices: str) -> str:
     for short, whole in _SHORT.items():
         choices = re.sub(rf" {whole}(?=[,.])", f" {whole} (or {short})", choices)
     return choices
-
-
-def _values(settings: list[str] | None) -> dict[str, list[Any]]:
-    """Return the values of each setting that is given, by its full name."""
-    return {_SHORT.get(key, key): each for key, each in named_lists(settings or ()).items()}
 
 
 def _check_import_paths(values: dict[str, list[Any]]) -> None:

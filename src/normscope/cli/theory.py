@@ -102,7 +102,10 @@ def theory(
             print_json({**answer, "refused": refused, "figure": path})
             return
         _print_predictions(found, refused, momentum)
-        _print_basis(found[0], model, data, parameters, momentum, _outputs(network))
+        _print_basis(data, parameters)
+        print_note(_other_loss(found[0], momentum, network))
+        measured = f" --data {data} measures" if data else ", with --data, measures"
+        print_note(f"normscope lr {model}{measured} the limit for a loss and data.")
         if drawn is not None:
             print(f"Figure: {drawn}")
 
@@ -157,7 +160,6 @@ def _input_shape(
 
 
 def _first_batch(samples: Any, batch_size: int, seed: int) -> Any:
-
     pair = isinstance(samples, tuple) and len(samples) == 2
     size = min(batch_size, len(samples[0])) if pair else None
     return choose_batches(samples, size, 1, seed)[0]
@@ -189,15 +191,8 @@ def _print_predictions(found: list[Prediction], refused: dict[str, str], momentu
         print_note(f"{name}: {reason}")
 
 
-def _print_basis(
-    prediction: Prediction,
-    model: str,
-    data: str | None,
-    parameters: str,
-    momentum: float,
-    outputs: int,
-) -> None:
-    """Print what the numbers are of, and what changes with another loss."""
+def _print_basis(data: str | None, parameters: str) -> None:
+    """Print what the numbers are of."""
     inputs = f"inputs of {data}" if data else "iid normal inputs (--data: yours)"
     counted = "weights alone (--parameters all: with biases, scales and shifts)"
     if parameters == "all":
@@ -206,21 +201,14 @@ def _print_basis(
         "Predicted: the Fisher matrix, which is the curvature of half the squared error; initial "
         f"weights, {inputs}, {counted}."
     )
-    print_note(_other_loss(prediction, momentum, outputs))
-    measured = f" --data {data} measures" if data else ", with --data, measures"
-    print_note(f"normscope lr {model}{measured} the limit for a loss and data.")
 
 
-def _outputs(network: nn.Module) -> int:
-    """Return the outputs of the last linear layer; 0 if there is none."""
-    sizes = [getattr(module, "out_features", 0) for module in network.modules()]
-    return next((int(size) for size in reversed(sizes) if size), 0)
-
-
-def _other_loss(prediction: Prediction, momentum: float, outputs: int) -> str:
+def _other_loss(prediction: Prediction, momentum: float, network: nn.Module) -> str:
     """Return by how much the numbers change for the cross-entropy."""
     from normscope.meanfield.softmax import output_curvature
 
+    sizes = [getattr(module, "out_features", 0) for module in network.modules()]
+    outputs = next((int(size) for size in reversed(sizes) if size), 0)  # of the last linear layer
     matrix = "For cross_entropy its Gauss-Newton matrix counts"
     if prediction.gamma is not None or prediction.lambda_max is None or outputs < 2:
         return f"{matrix}, whose eigenvalues are smaller by the softmax's curvature."

@@ -245,8 +245,9 @@ def find_learning_rate(
     _refuse_unknown_steps(trainer, module)
     with _attached(trainer, module) as silent:
         source = _prepare_data(trainer, module, data)
-        loader = source.train_dataloader() if _has_loader(source) else source
-        if not _is_list_of_batches(loader):
+        has_loader = isinstance(source, LightningDataModule | LightningModule)
+        loader = source.train_dataloader() if has_loader else source
+        if not isinstance(loader, list) or any(isinstance(each, DataLoader) for each in loader):
             loader = _without_workers(loader)
         silent.loader = loader
         given = {
@@ -277,7 +278,7 @@ def _refuse_unknown_steps(trainer: Trainer, module: LightningModule) -> None:
             "the module optimizes manually, so that its step is not known; call "
             "normscope.max_learning_rate with a whole_loss and an optimizer."
         )
-    changed = [name for name in _STEP_METHODS if getattr(type(module), name) is not _method(name)]
+    changed = [name for name in _STEP_METHODS if _overrides(module, name)]
     if changed:
         raise StateError(
             f"the module overrides {changed[0]}, which short runs do not call; call "
@@ -290,15 +291,15 @@ def _refuse_unknown_steps(trainer: Trainer, module: LightningModule) -> None:
         )
 
 
-def _method(name: str) -> Any:
-    return getattr(LightningModule, name)
+def _overrides(module: LightningModule, name: str) -> bool:
+    return getattr(type(module), name) is not getattr(LightningModule, name)
 
 
 @contextmanager
 def _attached(trainer: Trainer, module: LightningModule) -> Iterator[_SilentTrainer]:
     """Let the module see its trainer, without logging; restore it on exit."""
     attached = module._trainer
-    silent = {"log": _ignore, "log_dict": _ignore}
+    silent = dict.fromkeys(("log", "log_dict"), lambda *_, **__: None)
     try:
         seen = _SilentTrainer(trainer)
         module.trainer = cast("Trainer", seen)
@@ -346,10 +347,6 @@ class _SilentTrainer:
         return self
 
 
-def _ignore(*_: Any, **__: Any) -> None:
-    """Log nothing."""
-
-
 def _prepare_data(trainer: Trainer, module: LightningModule, data: Any) -> Any:
     """Return what has the training loader, or the loader itself; a data module as a copy."""
     if isinstance(data, LightningDataModule):
@@ -361,17 +358,9 @@ def _prepare_data(trainer: Trainer, module: LightningModule, data: Any) -> Any:
         return data
     if trainer.train_dataloader is not None:
         return trainer.train_dataloader
-    if type(module).train_dataloader is _method("train_dataloader"):
+    if not _overrides(module, "train_dataloader"):
         raise InputError(
             "there is no training data: the module has no train_dataloader; give data= a "
             "DataLoader or a LightningDataModule."
         )
     return module
-
-
-def _has_loader(source: Any) -> bool:
-    return isinstance(source, LightningDataModule | LightningModule)
-
-
-def _is_list_of_batches(data: Any) -> bool:
-    return isinstance(data, list) and not any(isinstance(each, DataLoader) for each in data)
