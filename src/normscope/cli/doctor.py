@@ -24,27 +24,13 @@ if TYPE_CHECKING:
     from normscope.diagnosis import Diagnosis
 
 _OPTIMIZER = "sgd, adam, adamw or rmsprop; checks its learning rate and weight decay."
+_RATE = "Learning rate of the optimizer."
 Optimizer = Annotated[
     str | None,
-    opt.option(
-        "NAME",
-        _OPTIMIZER,
-        "--optimizer",
-        choices=opt.OPTIMIZERS,
-        default="none",
-        group=opt.TRAINING,
-    ),
+    opt.option("NAME", _OPTIMIZER, choices=opt.OPTIMIZERS, default="none", group=opt.TRAINING),
 ]
-Rate = Annotated[
-    float | None,
-    opt.number(
-        "Learning rate of the optimizer.", "--lr", default="the optimizer's", group=opt.TRAINING
-    ),
-]
-Decay = Annotated[
-    float | None,
-    opt.number("Weight decay of the optimizer.", min=0, default="its", group=opt.TRAINING),
-]
+Rate = Annotated[float | None, opt.number(_RATE, default="the optimizer's", group=opt.TRAINING)]
+Decay = Annotated[float | None, opt.number(opt.DECAY, min=0, default="its", group=opt.TRAINING)]
 Deep = Annotated[bool, opt.flag("--deep", "Make trial runs of up to 60 steps too.")]
 Strict = Annotated[
     bool, opt.flag("--strict", "Exit with 1 if a finding is above a note.", group=opt.OUTPUT)

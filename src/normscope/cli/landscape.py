@@ -63,28 +63,22 @@ Extent = Annotated[
 ]
 Points = Annotated[int, opt.number("Points of each axis.", min=3)]
 Refine = Annotated[float | None, opt.number(_REFINE, default="measure all points")]
+_WEIGHTS = "A state dict to load as the centre."
 Weights = Annotated[
-    Path | None,
-    opt.option(
-        "FILE", "A state dict to load as the centre.", default="the model's", group=opt.DATA
-    ),
+    Path | None, opt.option("FILE", _WEIGHTS, default="the model's", group=opt.DATA)
 ]
 Checkpoints = Annotated[list[Path] | None, opt.option("FILE", _CHECKPOINTS, "--checkpoint")]
 NoHessian = Annotated[bool, opt.flag("--no-hessian", "Leave out d'Hd of each direction.")]
 StoreFile = Annotated[
     Path | None, opt.option("FILE", _STORE, "--store", default="memory", group=opt.COMPUTATION)
 ]
+_ALL_THREADS = "all if there is one worker"
 Workers = Annotated[
     int, opt.number("Parts computed at the same time.", min=1, group=opt.COMPUTATION)
 ]
 Threads = Annotated[
     int | None,
-    opt.number(
-        "Threads of each worker.",
-        min=1,
-        default="all if there is one worker",
-        group=opt.COMPUTATION,
-    ),
+    opt.number("Threads of each worker.", min=1, default=_ALL_THREADS, group=opt.COMPUTATION),
 ]
 Kind = Annotated[
     str, opt.option("KIND", "Of the figure: contour or 3d.", choices=_KINDS, group=opt.OUTPUT)

@@ -115,18 +115,11 @@ _OPTION = "An option of a registered model, such as width=100; may be repeated."
 ModelOptions = Annotated[list[str] | None, option("NAME=VALUE", _OPTION, "--option", group=DATA)]
 Momentum = Annotated[float, number("Heavy-ball momentum of SGD, below 1.", min=0, group=TRAINING)]
 Nesterov = Annotated[bool, flag("--nesterov", "Nesterov's momentum, with SGD.", group=TRAINING)]
-WeightDecay = Annotated[
-    float | None,
-    number(
-        "Weight decay of the optimizer.", min=0, default="0, or 0.01 with adamw", group=TRAINING
-    ),
-]
-OptimizerName = Annotated[
-    str,
-    option(
-        "NAME", "sgd, adam, adamw or rmsprop.", "--optimizer", choices=OPTIMIZERS, group=TRAINING
-    ),
-]
+DECAY = "Weight decay of the optimizer."
+_DECAY_DEFAULT = "0, or 0.01 with adamw"
+WeightDecay = Annotated[float | None, number(DECAY, min=0, default=_DECAY_DEFAULT, group=TRAINING)]
+_OPTIMIZER = "sgd, adam, adamw or rmsprop."
+OptimizerName = Annotated[str, option("NAME", _OPTIMIZER, choices=OPTIMIZERS, group=TRAINING)]
 BatchSize = Annotated[
     int | None, number("Samples in a batch.", min=1, default=_BATCH_DEFAULT, group=DATA)
 ]
@@ -140,25 +133,15 @@ Accumulate = Annotated[
 ]
 EFFORTS = ("quick", "default", "thorough")
 OBJECTIVES = ("fastest", "half_limit")
-EffortName = Annotated[
-    str,
-    option(
-        "NAME",
-        "Cost: quick (about 1 range test of 100 steps), default (about 4) or thorough.",
-        "--effort",
-        choices=EFFORTS,
-    ),
-]
+_EFFORT = "Cost: quick (about 1 range test of 100 steps), default (about 4) or thorough."
+EffortName = Annotated[str, option("NAME", _EFFORT, choices=EFFORTS)]
+_OBJECTIVE = "What is recommended: fastest (near the lowest loss after 50 steps) or half_limit."
+_OBJECTIVE_DEFAULT = (
+    "fastest; half_limit with --no-verify; with --effort quick a third of the limit or less (a "
+    "tenth with momentum)"
+)
 Objective = Annotated[
-    str | None,
-    option(
-        "NAME",
-        "What is recommended: fastest (near the lowest loss after 50 steps) or half_limit.",
-        "--objective",
-        choices=OBJECTIVES,
-        default="fastest; half_limit with --no-verify; with --effort quick a third of the limit or "
-        "less (a tenth with momentum)",
-    ),
+    str | None, option("NAME", _OBJECTIVE, choices=OBJECTIVES, default=_OBJECTIVE_DEFAULT)
 ]
 Explain = Annotated[bool, flag("--explain", "Print every number and its source.", group=OUTPUT)]
 NoVerify = Annotated[
