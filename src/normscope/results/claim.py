@@ -140,6 +140,9 @@ def combine_verdicts(verdicts: Sequence[str]) -> str:
 def claims_table(claims: Sequence[Claim]) -> str:
     """Format claims as Markdown tables: the paper's, then those beyond the paper.
 
+    What all rules share, `DECISION`, is below the tables; a statement is in the first row of its
+    parts.
+
     >>> print(claims_table([Claim("2 < 3", "arithmetic", "1 apart", True)]))
     | claim | source | measured | verdict |
     | --- | --- | --- | --- |
@@ -148,16 +151,20 @@ def claims_table(claims: Sequence[Claim]) -> str:
     own, others = ([each for each in claims if each.origin == name] for name in ORIGINS)
     parts = [_table(own)] if own else []
     parts += [f"Beyond the paper:\n\n{_table(others)}"] if others else []
+    if any(DECISION in each.rule for each in claims):
+        parts.append(f"A comparison over seeds is {DECISION}.")
     return "\n\n".join(parts)
 
 
 def _table(claims: Sequence[Claim]) -> str:
     """Format claims as one table; statement and rule are columns if a claim has them."""
     columns = {
-        "the paper says": [each.statement for each in claims],
+        "the paper says": _without_repeats([each.statement for each in claims]),
         "claim": [each.text for each in claims],
         "source": [each.source for each in claims],
-        "rule": [each.rule for each in claims],
+        "rule": _without_repeats(
+            [each.rule.replace(f"; {DECISION}", "") for each in claims], "as above"
+        ),
         "measured": [each.measured for each in claims],
         "verdict": [_with_remedy(each) for each in claims],
     }
@@ -165,6 +172,16 @@ def _table(claims: Sequence[Claim]) -> str:
     head = [f"| {' | '.join(used)} |", f"| {' | '.join(['---'] * len(used))} |"]
     rows = zip(*used.values(), strict=True)
     return "\n".join(head + [f"| {' | '.join(_cell(text) for text in row)} |" for row in rows])
+
+
+def _without_repeats(texts: Sequence[str], repeat: str = "") -> list[str]:
+    """Return texts, with another in place of those that equal the one before.
+
+    >>> _without_repeats(["a", "a", "b"], "as above")
+    ['a', 'as above', 'b']
+    """
+    pairs = zip(texts, ["", *texts], strict=False)
+    return [repeat if text and text == before else text for text, before in pairs]
 
 
 def _with_remedy(claim: Claim) -> str:
