@@ -17,7 +17,8 @@ of 3 x 3 points.
 Every tool runs on a copy of the model, whose flags are those of the mode. "untouched" is whether
 all parameters and buffers have the same bits afterwards. The tools take turns in one process with
 one thread, and the shortest run of each counts, in time of the processor: other work on the machine
-is not counted. Memory is the peak of what torch allocates above the start.
+is not counted. Memory is the peak of what torch allocates above the start. Many page faults mean
+that memory is returned to the system and requested again at every point, which takes time.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import torch
@@ -120,16 +122,20 @@ def is_untouched(tool: Callable[..., None], model: nn.Module, batch: Batch, mode
     return all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
 
-def shortest(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Return the least processor time of each call, in seconds, over rounds in changing order."""
-    found = dict.fromkeys(calls, float("inf"))
+def shortest(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, tuple[float, int]]:
+    """Return the least processor time of each call, over rounds in changing order.
+
+    With it, the page faults of that run: memory that the system gave to the process.
+    """
+    found = dict.fromkeys(calls, (float("inf"), 0))
     names, turns = list(calls), random.Random(0)
     for _ in range(rounds):
         turns.shuffle(names)
         for name in names:
-            begun = time.process_time()
+            begun, faults = time.process_time(), getrusage(RUSAGE_SELF).ru_minflt
             calls[name]()
-            found[name] = min(found[name], time.process_time() - begun)
+            taken = time.process_time() - begun, getrusage(RUSAGE_SELF).ru_minflt - faults
+            found[name] = min(found[name], taken)
     return found
 
 
@@ -148,17 +154,19 @@ def measure(options: argparse.Namespace, net: str) -> list[dict[str, Any]]:
     calls["small"] = lambda: normscope(models["normscope"], batch, 3, mode)
     calls["small"]()  # the first pass of a process takes longer
     times = shortest(calls, options.rounds)
-    limit = times["forward passes"]
-    further = (times["normscope"] - times["small"]) / (points**2 - 9)
+    limit = times["forward passes"][0]
+    further = (times["normscope"][0] - times["small"][0]) / (points**2 - 9)
     row = {"ms per point": 1e3 * further, "over the limit": further * points**2 / limit}
-    rows = [{"tool": "normscope, further points", **row, "peak MB": "", "untouched": ""}]
+    more = dict.fromkeys(("faults per point", "peak MB", "untouched"), "")
+    rows: list[dict[str, Any]] = [{"tool": "normscope, further points", **row, **more}]
     for tool, call in tools.items():
         small = lambda t=tool: tools[t](models[t], batch, 3, mode)  # noqa: E731
         rows.append(
             {
                 "tool": tool,
-                "ms per point": 1e3 * times[tool] / points**2,
-                "over the limit": times[tool] / limit,
+                "ms per point": 1e3 * times[tool][0] / points**2,
+                "over the limit": times[tool][0] / limit,
+                "faults per point": times[tool][1] / points**2,
                 "peak MB": peak_allocation(small) / 1e6,
                 "untouched": is_untouched(call, copy.deepcopy(models[tool]), batch, mode),
             }
