@@ -322,9 +322,9 @@ def _call_norm(name: str, node: fx.Node, constant: Callable[[Any], Any]) -> Made
     if given != [scale is not None, shift is not None] or not isinstance(shape, (tuple, list)):
         return Unsupported.HERE
     affine = _affine(scale, shift, eps)
-    return (
-        SampleNorm(**affine, shape=tuple(shape)) if centred else TokenNorm(**affine, centred=False)
-    )
+    if centred:
+        return SampleNorm(**affine, shape=tuple(shape))
+    return TokenNorm(**affine, centred=False)
 
 
 def _addition(node: fx.Node) -> Made:
@@ -359,9 +359,8 @@ def _mean(node: fx.Node) -> Made:
 def _as_module(node: fx.Node) -> Made:
     """Return the operation of a function with the same arguments as a module."""
     kind, names = _MODULES_OF_CALLS[call_name(node)]
-    options = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
-    options.pop("input", None)
-    return operation_of_module(kind(**options), {})
+    given = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
+    return operation_of_module(kind(**{n: given[n] for n in names if n in given}), {})
 
 
 def _call_dropout(node: fx.Node) -> Made:
@@ -377,8 +376,8 @@ _AVERAGE = (
 )
 _LARGEST = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 _MODULES_OF_CALLS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
-    "leaky_relu": (nn.LeakyReLU, ("negative_slope", "inplace")),
-    "gelu": (nn.GELU, ()),
+    "leaky_relu": (nn.LeakyReLU, ("negative_slope",)),
+    "gelu": (nn.GELU, ("approximate",)),
     **{f"avg_pool{n}d": (getattr(nn, f"AvgPool{n}d"), _AVERAGE) for n in (1, 2, 3)},
     **{f"max_pool{n}d": (getattr(nn, f"MaxPool{n}d"), _LARGEST) for n in (1, 2, 3)},
     **{
