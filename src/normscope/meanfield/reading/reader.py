@@ -30,7 +30,7 @@ from normscope.meanfield.reading.builder import (
     Units,
     refused,
 )
-from normscope.meanfield.reading.calls import HANDLERS, RELABELLING, constant, flattened, relabel
+from normscope.meanfield.reading.calls import HANDLERS, RELABELLING, flattened, relabel
 from normscope.meanfield.reading.layout import SAMPLES, Layout
 from normscope.meanfield.reading.refusals import refuse_hooks, unreadable
 from normscope.meanfield.reading.rules import (
@@ -298,7 +298,7 @@ class _Reader(Builder):
         if found is not None:
             self.values[node] = found
             return
-        operation = operation_of_call(name, node, lambda each: constant(self, each))
+        operation = operation_of_call(name, node)
         if isinstance(operation, Unsupported):
             self._refuse_tensors(node)
             raise refused(self.where(node), words_of_call(name, node))

@@ -277,13 +277,12 @@ _RULES: tuple[tuple[Any, Callable[[Any], Made]], ...] = (
 )
 
 
-def operation_of_call(name: str, node: fx.Node, constant: Callable[[Any], Any]) -> Made:
+def operation_of_call(name: str, node: fx.Node) -> Made:
     """Return the operation of a call.
 
     Args:
         name: of the function or method.
         node: the call.
-        constant: returns the value of an argument that is a parameter of the model, else None.
 
     Returns:
         The operation, None for the identity; Unsupported.HERE if there is no closure.
@@ -291,7 +290,7 @@ def operation_of_call(name: str, node: fx.Node, constant: Callable[[Any], Any]) 
     if name in _NAMED_CALLS:
         return Nonlinearity(ACTIVATIONS[_NAMED_CALLS[name]])
     if name in ("layer_norm", "rms_norm"):
-        return _call_norm(name, node, constant)
+        return _call_norm(name, node)
     rule = _CALL_RULES.get(name)
     if rule is None or (rule not in _TAKE_VALUES and len(node.all_input_nodes) > 1):
         return Unsupported.HERE  # a computed slope or dimension has no value
@@ -310,21 +309,15 @@ def argument(node: fx.Node, position: int, name: str, default: Any = None) -> An
     return node.kwargs.get(name, default)
 
 
-def _call_norm(name: str, node: fx.Node, constant: Callable[[Any], Any]) -> Made:
-    """Return a layer or root-mean-square normalization called as a function."""
+def _call_norm(name: str, node: fx.Node) -> Made:
+    """Return a layer or root-mean-square normalization called without scale and shift."""
     shape, centred = argument(node, 1, "normalized_shape"), name == "layer_norm"
-    weight = argument(node, 2, "weight")
-    bias = argument(node, 3, "bias") if centred else None
+    weight, bias = argument(node, 2, "weight"), argument(node, 3, "bias") if centred else None
     default = 1e-5 if centred else torch.finfo(torch.float32).eps
-    eps = argument(node, 4 if centred else 3, "eps") or default
-    scale, shift = (None if each is None else constant(each) for each in (weight, bias))
-    given = [each is not None for each in (weight, bias)]
-    if given != [scale is not None, shift is not None] or not isinstance(shape, (tuple, list)):
+    eps = float(argument(node, 4 if centred else 3, "eps") or default)
+    if weight is not None or bias is not None or not isinstance(shape, (tuple, list)):
         return Unsupported.HERE
-    affine = _affine(scale, shift, eps)
-    if centred:
-        return SampleNorm(**affine, shape=tuple(shape))
-    return TokenNorm(**affine, centred=False)
+    return SampleNorm(eps=eps, shape=tuple(shape)) if centred else TokenNorm(eps=eps, centred=False)
 
 
 def _addition(node: fx.Node) -> Made:
