@@ -66,7 +66,7 @@ _RATES = {
     "limit": "limit",
     "stable": "still trains",
     "unstable": "breaks",
-    "predicted": "limit by curvature",
+    "predicted": "predicted limit",
     "theory": "estimate by theory",
     "curvature_bound": "curvature bound",
     "recommended": "recommended",
@@ -211,10 +211,10 @@ _PICTURES: dict[str, list[_Drawing]] = {
         (
             limits_figure,
             "Learning-rate limits of every normalization on a logarithmic axis: verified, "
-            "predicted by curvature and estimated by theory.",
+            "predicted before any run, and estimated by theory.",
             "The learning rate at which training breaks, on a logarithmic axis. Dot: limit found "
-            "by short training runs, one for each seed. Diamond: predicted from the curvature "
-            "before any run. Triangle: estimate of mean-field theory. Right: median over seeds.",
+            "by short training runs, one for each seed. Diamond: predicted before any run. "
+            "Triangle: estimate of mean-field theory. Right: median over seeds.",
         )
     ],
     "training": [

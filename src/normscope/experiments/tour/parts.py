@@ -99,7 +99,7 @@ _RATES = ("limit", "curvature_bound", "recommended", "predicted")
 
 
 def limits(net: Net, norm: str, seed: int, progress: Callable[[object], None]) -> xr.Dataset:
-    """Return the learning-rate limit of one net: by curvature, by theory, and by short runs.
+    """Return the learning-rate limit of one net: predicted, by theory, and by short runs.
 
     Args:
         net: the network.

@@ -126,7 +126,7 @@ def _theory(results: xr.Dataset) -> str:
 HEADS = {
     "normalization": "normalization",
     "limit": "limit",
-    "predicted": "limit by curvature",
+    "predicted": "predicted limit",
     "theory": "estimate by theory",
     "accuracy": "test accuracy",
     "loss varies by": "loss varies by",
@@ -136,9 +136,10 @@ HEADS = {
     "growth": "growth per layer",
 }
 LEGEND = (
-    "Recommended = limit / 2; accuracy measured there. Loss and roughness: along the gradient, at "
-    "one rate; larger is rougher. Shift cosine: 1 means no shift. Last two: before training; "
-    "eigenvalue of the first seed. -: no number, since theory has none or a training diverged."
+    "Predicted: before any run. Recommended = limit / 2; accuracy measured there. Loss and "
+    "roughness: along the gradient, at one rate; larger is rougher. Shift cosine: 1 means no "
+    "shift. Last two: before training; eigenvalue of the first seed. -: no number, since theory "
+    "has none or a training diverged."
 )
 SAME_AGAIN = (
     "The same command on the same machine, with the same number of threads, gives these numbers "
