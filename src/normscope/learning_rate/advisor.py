@@ -60,7 +60,6 @@ from normscope.learning_rate.thresholds import (
     STRONG_MOMENTUM,
     Effort,
 )
-from normscope.learning_rate.trial_run import TrialStart
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule, rule_of
 from normscope.learning_rate.verification import Verification, bracket_limit, verify_limit
 from normscope.problem.batch import Batch, batch_count
@@ -261,8 +260,8 @@ def _measure(
     """Return the advice without its time; the caller isolates the model."""
     problem, rule = setup.problem, rule_of(optimizer)
     batches, unjoined = effective_batches(setup, PREDICTION_BATCHES)
-    check_data(problem, batches, setup.batch_size, setup.seed, setup.mode)
-    _check_first_loss(problem, batches[0], setup.seed, setup.mode)
+    losses = check_data(problem, batches, setup.batch_size, setup.seed, setup.mode)
+    _check_first_loss(losses[0])
     plan = effort if verify else EFFORTS["thorough"]  # without runs nothing corrects the bound
     rates = GroupRates.of(setup, optimizer)
     preconditioner = preconditioner_at(setup, batches, optimizer, rule, rates)
@@ -439,9 +438,8 @@ def _check_curvature(curvature: MeasuredCurvature, rule: UpdateRule) -> None:
         )
 
 
-def _check_first_loss(problem: Problem, batch: Batch, seed: int, mode: str) -> None:
+def _check_first_loss(first: float) -> None:
     """Reject a loss that is not positive: instability is a multiple of the first loss."""
-    first = TrialStart(problem, [batch], seed=seed, mode=mode).first_losses[0]
     if first <= 0:
         raise InputError(
             f"the loss of the first batch is {first:.3g}; training counts as unstable beyond a "

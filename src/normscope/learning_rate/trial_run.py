@@ -25,7 +25,7 @@ from normscope.learning_rate.thresholds import (
     PLATEAU_STEPS,
 )
 from normscope.learning_rate.update_rule import Preconditioner, RuleSteps, UpdateRule
-from normscope.problem.batch import Batch, copy_batch
+from normscope.problem.batch import Batch, copy_batch, move_batch
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.hooks import apply_gradient_hooks
 from normscope.problem.isolation import RandomGenerators
@@ -65,7 +65,8 @@ class TrialStart:
         self.problem, self.batches = problem, batches
         self.preconditioner, self._seed, self._mode = preconditioner, seed, mode
         self.layout = parameter_layout(problem.model)
-        self.placed = [problem.prepare(batch) for batch in batches]
+        device, dtype = problem.device, problem.dtype  # once: they search the model's tensors
+        self.placed = [move_batch(batch, device, dtype) for batch in batches]
         first = self._problem(0)
         self._evaluator = Evaluator(first, self.layout, mode, seed).on(first, point)
         self._generators = RandomGenerators(problem.model)

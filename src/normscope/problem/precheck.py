@@ -26,8 +26,8 @@ from normscope.warn import warn
 Range = tuple[int, int] | None  # of integers; None for a tensor of floating-point numbers
 
 
-def try_batches(problem: Problem, batches: Sequence[Batch], mode: str, seed: int) -> None:
-    """Evaluate the loss once on every batch, so that a bad batch fails early.
+def try_batches(problem: Problem, batches: Sequence[Batch], mode: str, seed: int) -> list[float]:
+    """Return the loss of every batch, so that a bad batch fails early.
 
     Args:
         problem: model and loss; neither is changed.
@@ -36,8 +36,10 @@ def try_batches(problem: Problem, batches: Sequence[Batch], mode: str, seed: int
         seed: of dropout and noise.
     """
     evaluator = Evaluator(problem, parameter_layout(problem.model), mode, seed)
-    for number, batch in enumerate(batches):
-        evaluator(problem.prepare(batch), number)
+    return [
+        evaluator(problem.prepare(batch), number).loss.item()
+        for number, batch in enumerate(batches)
+    ]
 
 
 def check_data(
@@ -46,7 +48,7 @@ def check_data(
     batch_size: int | None,
     seed: int,
     mode: str = "train",
-) -> None:
+) -> list[float]:
     """Evaluate batches and, of data in memory, the samples most unlike them.
 
     These are samples with a value that is not finite, and those with the smallest and the largest
@@ -58,10 +60,14 @@ def check_data(
         batch_size: samples per step, drawn from data that is one batch; None: the batches as given.
         seed: of dropout and noise.
         mode: "train", "frozen", "eval" or "as_is".
+
+    Returns:
+        The losses of the batches.
     """
     with locate_errors(problem):
-        try_batches(problem, batches, mode, seed)
+        losses = try_batches(problem, batches, mode, seed)
         try_batches(problem, _outliers(problem, _ranges(batches), batch_size), mode, seed)
+    return losses
 
 
 @contextmanager

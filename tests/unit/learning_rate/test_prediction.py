@@ -29,8 +29,8 @@ def settled(monkeypatch):
 
 
 @pytest.fixture
-def rehearsing(monkeypatch):
-    """The whole net must be rehearsed; it is stable at 1 and unstable at 4."""
+def trials_decide(monkeypatch):
+    """Trials of the whole network must decide; it is stable at 1 and unstable at 4."""
     monkeypatch.setattr(
         prediction, "run_sample_trials", lambda *_: SampleTrials(1.0, 4.0, 32, 30, False)
     )
@@ -113,7 +113,7 @@ def no_linear_end():
     return nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Tanh())
 
 
-@pytest.mark.usefixtures("rehearsing")
+@pytest.mark.usefixtures("trials_decide")
 @pytest.mark.parametrize(
     "problem",
     [
@@ -129,7 +129,7 @@ def no_linear_end():
         pytest.param(lambda: Problem(small_network(), LOSS, halves()), id="no output"),
     ],
 )
-def test_where_the_last_layer_does_not_decide_the_net_is_rehearsed(problem):
+def test_where_the_last_layer_does_not_decide_trials_do(problem):
     found = predict_limit(problem(), halves(), SGD, unasked)
     assert (found.rate, found.layer, found.standing) == (2.0, None, None)
     assert found.reason == (
@@ -137,15 +137,15 @@ def test_where_the_last_layer_does_not_decide_the_net_is_rehearsed(problem):
     )
 
 
-@pytest.mark.usefixtures("rehearsing")
+@pytest.mark.usefixtures("trials_decide")
 @pytest.mark.parametrize(("size", "momentum"), [(32, 0.0), (64, 0.95)])
-def test_small_batches_and_slow_momentum_leave_it_to_a_rehearsal(size, momentum):
+def test_small_batches_and_slow_momentum_leave_it_to_trials(size, momentum):
     problem = Problem(small_network(), "cross_entropy", halves(size))
     assert predict_limit(problem, halves(size), UpdateRule("SGD", momentum), unasked).rate == 2.0
 
 
-@pytest.mark.usefixtures("rehearsing")
-def test_last_layer_that_breaks_late_leaves_it_to_a_rehearsal(monkeypatch):
+@pytest.mark.usefixtures("trials_decide")
+def test_last_layer_that_breaks_late_leaves_it_to_trials(monkeypatch):
     monkeypatch.setattr(prediction, "breaks_late", lambda *_: True)
     problem = Problem(small_network(), "cross_entropy", halves())
     assert predict_limit(problem, halves(), SGD, unasked).rate == 2.0
@@ -162,16 +162,16 @@ def test_prediction_tells_of_momentum_that_builds_up(monkeypatch):
     assert found.lowered_bound(0.4) == 0.125
 
 
-@pytest.mark.usefixtures("rehearsing")
-def test_last_layer_that_is_always_stable_leaves_it_to_a_rehearsal(monkeypatch):
+@pytest.mark.usefixtures("trials_decide")
+def test_last_layer_that_is_always_stable_leaves_it_to_trials(monkeypatch):
     monkeypatch.setattr(prediction, "last_layer_limit", lambda *_: None)
     problem = Problem(small_network(), "cross_entropy", halves())
     assert predict_limit(problem, halves(), SGD, unasked).rate == 2.0
 
 
-@pytest.mark.usefixtures("rehearsing")
+@pytest.mark.usefixtures("trials_decide")
 @pytest.mark.parametrize(("after", "rate"), [(2.51, 2.51), (2.49, 2.0), (0.0, 2.0)])
-def test_net_is_rehearsed_if_one_step_upsets_the_last_layer(monkeypatch, after, rate):
+def test_trials_decide_if_one_step_breaks_the_last_layer(monkeypatch, after, rate):
     monkeypatch.setattr(prediction, "last_layer_limit", lambda *_: 10.0)
     monkeypatch.setattr(prediction, "limit_after_one_step", lambda *_: after)
     problem = Problem(small_network(), "cross_entropy", halves())
@@ -179,7 +179,7 @@ def test_net_is_rehearsed_if_one_step_upsets_the_last_layer(monkeypatch, after, 
 
 
 @pytest.mark.parametrize(("low", "rate"), [(0.0, 0.2), (0.1, 0.2), (0.5, 0.5)])
-def test_rehearsal_in_which_nothing_breaks_leaves_it_to_the_bound(monkeypatch, low, rate):
+def test_trials_in_which_nothing_breaks_leave_it_to_the_bound(monkeypatch, low, rate):
     quiet = SampleTrials(low, math.inf, 32, 40, False)
     monkeypatch.setattr(prediction, "run_sample_trials", lambda *_: quiet)
     problem = Problem(small_network(norm=False), "cross_entropy", halves())
@@ -206,7 +206,7 @@ def test_reason_tells_of_a_plateau_and_leaves_out_what_was_not_found(monkeypatch
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_rehearsal_is_told_of_a_state_but_not_of_an_estimate(monkeypatch, given):
+def test_trials_use_a_state_but_not_of_an_estimate(monkeypatch, given):
     told = []
 
     def noting(problem, batches, rule, preconditioner, seed, mode):

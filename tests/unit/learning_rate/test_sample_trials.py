@@ -134,7 +134,7 @@ def test_data_in_the_order_of_classes_is_mixed(seen):
     assert all(set(labels.tolist()) == {0, 1, 2} for _, labels in seen[0])
 
 
-def test_net_that_has_learned_is_rehearsed_on_whole_batches():
+def test_trained_network_is_tried_on_whole_batches():
     torch.manual_seed(0)
     inputs = torch.randn(96, 5)
     batch = (inputs, inputs[:, :3].argmax(1))
@@ -148,7 +148,7 @@ def test_net_that_has_learned_is_rehearsed_on_whole_batches():
     assert on_all(Problem(model, "cross_entropy", batch)).samples == 96
 
 
-def test_losses_far_apart_are_rehearsed_on_whole_batches():
+def test_losses_far_apart_are_tried_on_whole_batches():
     inputs, _ = labelled(96)
     tails = (inputs, inputs.pow(7).sum(1, keepdim=True))
     torch.manual_seed(0)
@@ -165,7 +165,7 @@ def test_net_on_a_plateau_is_led_off_it_first():
     assert not on_all(begun(quadratic())).beyond
 
 
-def test_loss_that_never_falls_is_rehearsed_where_it_is():
+def test_loss_that_never_falls_is_tried_where_it_is():
     model = nn.Linear(2, 2)
     still = Problem(model, lambda f, y: 1 + 0 * f.sum(), (torch.randn(8, 2), torch.zeros(8, 2)))
     found = on_all(still)
@@ -212,7 +212,7 @@ def _fate(problem, rate, steps=15):
     return "dead" if (output == output[0]).all() else "alive"
 
 
-def test_net_without_outputs_to_see_is_rehearsed_by_its_loss():
+def test_net_without_outputs_to_see_is_tried_by_its_loss():
     loss = whole_loss(lambda net, given: nn.functional.cross_entropy(net(given[0]), given[1]))
     model = small_network(norm=False)
     found = run_sample_trials(Problem(model, loss, [labelled()]), [labelled()], SGD)

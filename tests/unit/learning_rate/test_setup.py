@@ -54,7 +54,7 @@ class Remembering(nn.Module):
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_each_rehearsal_begins_with_the_users_loss_as_it_is(wrapped):
+def test_each_run_begins_with_the_users_loss_as_it_is(wrapped):
     memory = Remembering()
     loss = (lambda output, target: memory(output, target)) if wrapped else memory
     problem = Problem(small_network(), loss, labelled())
