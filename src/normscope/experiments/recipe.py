@@ -73,7 +73,7 @@ class Recipe:
         return (inspect.getdoc(self.measure) or "").partition("\n")[0]
 
     def settings(self, scale: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """All settings at a scale.
+        """Return all settings at a scale.
 
         Args:
             scale: quick, small, medium or paper.

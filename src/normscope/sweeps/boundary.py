@@ -115,9 +115,10 @@ def boundary(
 ) -> xr.Dataset:
     """Find the critical learning rate for each gamma and seed, by bisection from the theory's rate.
 
-    Every training is a record of the store: an interrupted search resumes. The other seeds start
-    from the bracket of the first. All searches of a round run together, so that workers share the
-    load.
+    Every training is a record of the store: an interrupted search resumes. From a read-only store
+    nothing is trained, and the brackets are as narrow as its records make them. The other seeds
+    start from the bracket of the first. All searches of a round run together, so that workers share
+    the load.
 
     Args:
         gammas: initial scales of the normalization, or the values of another setting.
@@ -211,15 +212,23 @@ def _take_round(
         for (value, seed), search in searches.items()
         if (rate := search.next_rate()) is not None
     }
+    if store.read_only:
+        cells = {key: cell for key, cell in cells.items() if _is_stored(cell, store)}
     if not cells:
         return False
-    report = sweep(SEARCH, [Unit((cell,)) for cell in cells.values()], store, **running)
-    if report.failures:
-        raise InputError(f"a training of the search failed: {report.failures[0].error}")
+    if not store.read_only:
+        report = sweep(SEARCH, [Unit((cell,)) for cell in cells.values()], store, **running)
+        if report.failures:
+            raise InputError(f"a training of the search failed: {report.failures[0].error}")
     for value_and_seed, cell in cells.items():
         diverged = SEARCH.diverged(store.get(SEARCH.key(cell)).dataset)
         searches[value_and_seed].learn(cell.parameters[RATE], diverged)
     return True
+
+
+def _is_stored(cell: Cell, store: Store) -> bool:
+    found = store.select(SEARCH.experiment, seed=cell.seed)
+    return any(record.key == SEARCH.key(cell) and record.state.has_result for record in found)
 
 
 def _start(rates: np.ndarray) -> float:
@@ -239,8 +248,10 @@ def _to_dataset(
     values, seeds = plan.axes[setting], plan.seeds
 
     def column(name: str) -> tuple[tuple[str, str], list[list[float]]]:
-        found = [[getattr(searches[value, seed], name) for seed in seeds] for value in values]
-        return (setting, "seed"), found
+        found = [[searches[value, seed] for seed in seeds] for value in values]
+        return (setting, "seed"), [
+            [getattr(each, name) if each.trainings else math.nan for each in row] for row in found
+        ]
 
     return xr.Dataset(
         {

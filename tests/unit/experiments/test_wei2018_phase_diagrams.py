@@ -302,6 +302,19 @@ def test_figure_three_searches_the_boundary_over_the_weights_deviation():
     assert "measured, bisected" in [str(each.get_label()) for each in panel.containers]
 
 
+def test_panel_from_a_read_only_store_lists_what_it_lacks(tmp_path):
+    options = {"gammas": (0.5, 2.0), "width": 16, "epochs": 1.0, "losses": ("squared_error",)}
+    search = {"boundary_gammas": (1.0,), "boundary_seeds": 1, "tolerance": 0.3}
+    name, path = "wei2018/figure2_mnist_fully_connected", tmp_path / "runs.sqlite"
+    with Store(path) as store:
+        whole = run(name, store=store, learning_rates=(0.01, 100.0), **options, **search)
+    with Store(path, read_only=True) as store:
+        again = run(name, store=store, learning_rates=(0.01, 100.0), **options, **search)
+        more = run(name, store=store, learning_rates=(0.01, 0.1, 100.0), **options, **search)
+    assert again.dataset.identical(whole.dataset)
+    assert (again.missing, more.missing) == ([], ["2 of 6 trainings of the grid"])
+
+
 def test_figure_four_has_a_curve_for_each_gamma():
     options = {"models": ("preact_resnet18",), "samples": 64, "epochs": 1}
     result = run("wei2018/figure4", **options)

@@ -96,6 +96,26 @@ def test_boundary_that_was_interrupted_goes_on():
     assert resumed.identical(xr_identical)
 
 
+def test_read_only_store_gives_what_it_has(tmp_path):
+    path, rounds = tmp_path / "runs.sqlite", []
+
+    def stop(event):
+        rounds.append(event.stage)
+        if "round 4" in rounds:
+            raise KeyboardInterrupt
+
+    with Store(path) as store, pytest.raises(KeyboardInterrupt):
+        boundary([1.0], seeds=2, store=store, progress=stop, **SMALL)
+    with Store(path, read_only=True) as store:
+        partial = boundary([1.0], seeds=2, store=store, **SMALL)
+    whole = boundary([1.0], seeds=2, store=path, **SMALL)
+    low, high = (partial[name].values[0] for name in ("low", "high"))
+    assert low[0] <= whole["low"][0, 0] < whole["high"][0, 0] <= high[0]
+    assert np.isnan([low[1], high[1]]).all()  # the second seed was not begun
+    with Store(path, read_only=True) as store:
+        assert boundary([1.0], seeds=2, store=store, **SMALL).identical(whole)
+
+
 @pytest.mark.parametrize("tolerance", [0.0, 1e-7, math.inf, math.nan])
 def test_tolerance_is_checked(tolerance):
     with pytest.raises(InputError, match="tolerance must be at least 1e-05"):

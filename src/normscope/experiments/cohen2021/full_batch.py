@@ -48,12 +48,12 @@ def adam_claims(results: xr.Dataset) -> list[Claim]:
 
 
 def gradient_descent_figure(results: xr.Dataset) -> Figure:
-    """Sharpness over steps with 2 / learning rate, a panel for each training."""
+    """Draw the sharpness over steps with 2 / learning rate, a panel for each training."""
     return edge_figure(results, "sharpness", {"sharpness_threshold": "2 / learning rate"})
 
 
 def adam_figure(results: xr.Dataset) -> Figure:
-    """Preconditioned sharpness over steps with 38 / learning rate, a panel for each training."""
+    """Draw the preconditioned sharpness with 38 / learning rate, a panel for each training."""
     edges = {"preconditioned_threshold": "38 / learning rate"}
     return edge_figure(results, "preconditioned_sharpness", edges)
 

@@ -39,7 +39,7 @@ def mini_batch_claims(results: xr.Dataset) -> list[Claim]:
 
 
 def mini_batch_figure(results: xr.Dataset) -> Figure:
-    """Batch sharpness over steps with both thresholds, a panel for each training."""
+    """Draw batch sharpness over steps with both thresholds, a panel for each training."""
     return edge_figure(results, SHARPNESS, {EDGES[kind]: FORMULAS[kind] for kind in EDGES})
 
 

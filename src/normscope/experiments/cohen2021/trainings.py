@@ -65,7 +65,7 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """What tells this training from the others of its figure."""
+        """The name of this training in its figure."""
         parts = [self.network]
         parts += [f"batch {self.batch_size}"] if self.batch_size else []
         parts += [f"momentum {self.momentum:g}"] if self.batch_size else []
@@ -95,7 +95,7 @@ def settings_of(
 def run_all(
     settings: Sequence[Setting], seed: int, store: Store, progress: ProgressCallback
 ) -> xr.Dataset:
-    """Return what the gauge measured in each training, over ``run`` and ``step``.
+    """Return what the stability probe measured in each training, over ``run`` and ``step``.
 
     Args:
         settings: one for each training.
@@ -120,7 +120,7 @@ def run_all(
 
 
 def train(setting: Setting, seed: int) -> xr.Dataset:
-    """Train a network with a gauge attached; the results of its scope.
+    """Train a network with a stability probe attached; return the results of its scope.
 
     A training whose loss is not finite ends there.
     """
@@ -188,7 +188,7 @@ def _fixed_batches(
 
 @dataclass(frozen=True)
 class Settled:
-    """Where a sharpness settled, in multiples of its threshold.
+    """The level at which a sharpness settled, in multiples of its threshold.
 
     Args:
         label: of the training.

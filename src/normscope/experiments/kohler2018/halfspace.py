@@ -225,7 +225,7 @@ def halfspace(
 
 
 def _sides(given: Moments, loss: str, steps: int) -> xr.Dataset:
-    """Both sides of the inequalities for Gaussian z with these moments."""
+    """Return both sides of the inequalities for Gaussian z with these moments."""
     design = given.matched()
     objective = GaussianObjective(design, margin_loss(loss))
     # a fixed number of halvings and no safeguard: the algorithm of the analysis
@@ -296,7 +296,7 @@ def _critical_points(given: Moments, random: np.random.Generator, starts: int = 
 
 
 def _identity_errors(design: SignedDesign, random: np.random.Generator) -> list[float]:
-    """Largest difference of a normalized unit's mean output and that of w_tilde, relative.
+    """Return the largest relative difference of both sides of the decoupling identity.
 
     The unit is computed as batch normalization is written: minus mean, over standard deviation.
     """

@@ -176,7 +176,7 @@ def ols(
 
 
 def _problem(condition: float, seed: int, dimensions: int, steps: int) -> xr.Dataset:
-    """All methods on one problem."""
+    """Run all methods on one problem."""
     random = np.random.default_rng(seed)
     given = moments(dimensions, condition, 0.5, random)
     problem = {"S": given.second * (LARGEST / condition), "u": given.mean}
@@ -211,7 +211,7 @@ def _problem(condition: float, seed: int, dimensions: int, steps: int) -> xr.Dat
 
 
 def _fall(path: LeastSquaresPath) -> float:
-    """The last excess over the first; a huge number where the path overflowed."""
+    """Return the last excess over the first; 1e300 if the path overflowed."""
     with np.errstate(over="ignore", invalid="ignore"):
         fall = float(path.excess[-1] / path.excess[0])
     return fall if np.isfinite(fall) else 1e300

@@ -44,7 +44,7 @@ class Moments:
         return np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
 
     def sampled(self, samples: int, random: np.random.Generator) -> SignedDesign:
-        """Gaussian samples; half of them of each class."""
+        """Return Gaussian samples, half of them of each class."""
         drawn = self.mean + random.standard_normal((samples, len(self.mean))) @ self.root.T
         signs = np.where(np.arange(samples) % 2 == 0, 1.0, -1.0)
         return SignedDesign(-signs[:, None] * drawn, signs, constant=False)

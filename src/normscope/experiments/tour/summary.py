@@ -30,7 +30,7 @@ from normscope.text import format_number, join_words
 
 
 def question(results: xr.Dataset) -> str:
-    """What was asked, and of which net.
+    """Return the question, and the net it is about.
 
     Args:
         results: of the tour.
@@ -45,7 +45,7 @@ def question(results: xr.Dataset) -> str:
 
 
 def findings(results: xr.Dataset) -> list[str]:
-    """What was found.
+    """Return the findings in words.
 
     Args:
         results: of the tour.
@@ -100,7 +100,7 @@ def _curvature(results: xr.Dataset) -> str:
 
 
 def _theory(results: xr.Dataset) -> str:
-    """Theorems and phase diagram."""
+    """Describe theorems and phase diagram."""
     counts = statement_counts(results)
     sentences = []
     if "exact" in counts:
@@ -151,7 +151,7 @@ _HEAD_WIDTH = 8  # of a terminal, for words that are not longer
 
 
 def summary_rows(results: xr.Dataset) -> list[dict[str, str | float | None]]:
-    """One row for each normalization, medians over the seeds.
+    """Return one row for each normalization, medians over the seeds.
 
     Args:
         results: of the tour.
@@ -180,7 +180,7 @@ def summary_rows(results: xr.Dataset) -> list[dict[str, str | float | None]]:
 
 
 def summary_table(results: xr.Dataset) -> list[dict[str, str | float | None]]:
-    """The same for a reader: the values that matter, of few digits, under the heads in words.
+    """Return the rows to be read: the main values with few digits, heads in words.
 
     Args:
         results: of the tour.
@@ -204,6 +204,6 @@ def summary_table(results: xr.Dataset) -> list[dict[str, str | float | None]]:
 
 
 def finite_median(values: xr.DataArray) -> float | None:
-    """The median over the seeds, if they all have a number."""
+    """Return the median over the seeds if all of them have a number."""
     found = float(np.median(values.values))
     return found if math.isfinite(found) else None

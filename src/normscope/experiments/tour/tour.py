@@ -289,7 +289,7 @@ def tour(
 
 
 def _with_skips(parts: Parts, layers: int) -> xr.Dataset:
-    """Growth of gradients through depth with skip connections."""
+    """Return the growth of gradients through depth with skip connections."""
     found = {}
     for own in parts.seeds:
         measure = partial(skips, parts.net, own, layers=layers)
@@ -298,7 +298,7 @@ def _with_skips(parts: Parts, layers: int) -> xr.Dataset:
 
 
 def _statements(parts: Parts, rate: float, steps: int) -> xr.Dataset:
-    """The theorems on the first seed's net."""
+    """Return the verdicts on the theorems for the first seed's net."""
     own = parts.seeds[0]
     samples = min(parts.net.batch_size, 64)
     settings: dict[str, Any] = {"rate": rate, "steps": steps, "samples": samples}
@@ -309,7 +309,7 @@ def _statements(parts: Parts, rate: float, steps: int) -> xr.Dataset:
 def _phases(
     parts: Parts, gammas: Sequence[float], rates: Sequence[float], epochs: float
 ) -> xr.Dataset:
-    """The phase diagram of the first seed; its trainings are separate records."""
+    """Return the phase diagram of the first seed; its trainings are separate records."""
     with parts.progress.part("phase diagram", f"{len(gammas) * len(rates)} trainings") as send:
         send("")
         return diagram(parts.net, gammas, rates, epochs, parts.seeds[:1], parts.store, send)

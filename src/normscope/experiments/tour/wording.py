@@ -10,7 +10,7 @@ from normscope.text import format_number
 
 
 def shared_rate(results: xr.Dataset) -> str:
-    """The learning rate that all nets share, and where it comes from.
+    """Return the learning rate that all nets share, and where it comes from.
 
     Limits elsewhere are medians over the seeds; this one is the largest of all.
 
@@ -26,7 +26,7 @@ def shared_rate(results: xr.Dataset) -> str:
 
 
 def typical(values: xr.DataArray, digits: int = 2) -> str:
-    """The median over seeds, with the range in brackets where there are several.
+    """Format the median over seeds, with the range in brackets where there are several.
 
     >>> typical(xr.DataArray([1.0, 3.0, 2.0], dims="seed"))
     '2 (1 to 3)'
@@ -42,7 +42,7 @@ def typical(values: xr.DataArray, digits: int = 2) -> str:
 
 
 def counted(held: int, of: int) -> str:
-    """How often something held.
+    """Return how often something held, in words.
 
     >>> counted(3, 3), counted(1, 3), counted(0, 3), counted(1, 1), counted(0, 1)
     ('in all 3 seeds', 'in 1 of 3 seeds', 'in none of 3 seeds', 'in this run', 'not in this run')
@@ -55,7 +55,7 @@ def counted(held: int, of: int) -> str:
 
 
 def in_seeds(smaller: xr.DataArray, larger: xr.DataArray) -> str:
-    """In how many seeds the first is below the second; NaN counts as infinite.
+    """Return in how many seeds the first is below the second; NaN counts as infinite.
 
     >>> seeds = xr.DataArray([1.0, 5.0], dims="seed")
     >>> in_seeds(seeds, xr.full_like(seeds, 3.0))
@@ -115,7 +115,7 @@ def contrast(
 
 
 def _so_often(values: xr.DataArray, low: str, high: str) -> str:
-    """In how many seeds the one is the smallest of all, and the other the largest.
+    """Return in how many seeds one is the smallest of all, and the other the largest.
 
     >>> three = xr.DataArray(
     ...     [[1.0, 1.0], [4.0, 4.0], [3.0, 5.0]],

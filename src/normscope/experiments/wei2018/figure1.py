@@ -36,7 +36,7 @@ INPUTS = {"fully_connected": (784,), "conv_net": (3, 32, 32)}
 
 
 def _claims(results: xr.Dataset) -> list[Claim]:
-    """How far each closure is from the measured networks, and what gamma does."""
+    """Judge the closures by the measured networks, and the effect of gamma."""
     source = "wei2018, Figure 1"
     rate = results["max_learning_rate_measured"].sel(mode="train")
     before = rate.shift(measured_gamma=1, fill_value=np.inf)
@@ -78,7 +78,7 @@ def _claims(results: xr.Dataset) -> list[Claim]:
 
 
 def _agreement(results: xr.Dataset, closure: str, source: str) -> Claim:
-    """The measured eigenvalue, in the mode that the closure speaks of, over the predicted one."""
+    """Compare the measured eigenvalue, in the closure's mode, with the predicted one."""
     mode = "frozen" if closure == "frozen" else "train"
     measured = results["lambda_max_measured"].sel(mode=mode)
     lines = results["lambda_max"].sel(closure=closure)
@@ -171,7 +171,7 @@ def figure1(
 def _theory(
     name: str, width: int, channels: Sequence[int], gammas: Sequence[float], batch_size: int
 ) -> xr.Dataset:
-    """Eigenvalues by every closure, with normalization over gamma and without."""
+    """Return eigenvalues by every closure, with normalization over gamma and without."""
     graphs = {norm: _graph(name, width, channels, norm) for norm in ("batch", "none")}
     sweep: dict[str, Any] = {"gamma": np.asarray(gammas), "batch_size": batch_size}
     curves = [predict(graphs["batch"], closure=c, **sweep).lambda_max for c in CLOSURES]

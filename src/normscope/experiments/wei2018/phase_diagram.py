@@ -88,6 +88,8 @@ def diagrams(
 ) -> xr.Dataset:
     """Return the diagram of each loss over a setting, and boundaries by bisection.
 
+    From a read-only store nothing is trained: the attribute ``missing`` counts what it lacks.
+
     The paper does not say which loss it trained with: its theory is about the squared error.
 
     Args:
@@ -124,14 +126,19 @@ def diagrams(
     for loss in losses:
         own = {**settings, "loss": loss}
         plan = Diagram(axes, own, seed_list(seeds, seed))
-        plan.run(store, **running)
+        if not store.read_only:
+            plan.run(store, **running)
         found.append(plan.results(store))
         if searched:
             brackets.append(boundary(searched, store=store, **search, **running, **own))
     of_losses = xr.Variable("loss", list(losses))
     words = found[0].attrs["settings"].replace(f'"loss": "{losses[0]}", ', "")
     together = xr.concat(found, of_losses, combine_attrs="drop_conflicts")
+    lacking = int((together["test_loss"].isnull() & ~together["diverged"]).sum())
     together = together.assign_attrs(settings=words)
+    if store.read_only and lacking:
+        missing = f"{lacking} of {together['test_loss'].size} trainings of the grid"
+        together = together.assign_attrs(missing=missing)
     if not searched:
         return together
     names = ("low", "high", "theory", setting, "seed")
@@ -146,7 +153,7 @@ def panels(results: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
 
 
 def resolution(panel: xr.Dataset) -> str:
-    """The resolution of the measured boundaries in words: no boundary is known better.
+    """Describe the resolution of the measured boundaries.
 
     >>> resolution(xr.Dataset(coords={"learning_rate": [1.0, 0.1, 0.01]}))
     'grid step 1.00 decades'
@@ -182,7 +189,7 @@ def brackets(panel: xr.Dataset) -> tuple[xr.Dataset, xr.DataArray]:
 
 
 def agreement(results: xr.Dataset, source: str, statement: str = AGREES) -> list[Claim]:
-    """Distance between each closure's line and the measured boundary, for each loss.
+    """Judge the distance between each closure's line and the measured boundary, for each loss.
 
     Other closures than the printed one and other losses are beyond the paper.
     """
@@ -265,7 +272,7 @@ def _factor_of_two(nearest: np.ndarray, farthest: np.ndarray) -> tuple[bool | No
 
 
 def _mean_loss(panel: xr.Dataset) -> xr.DataArray:
-    """Mean test loss over the seeds where every one of them ended well."""
+    """Return the mean test loss over the seeds; NaN where one diverged or failed."""
     ended = panel["test_loss"].notnull().all("seed") & ~panel["diverged"].any("seed")
     return panel["test_loss"].mean("seed").where(ended).sortby([_row(panel), "learning_rate"])
 
@@ -383,5 +390,5 @@ def rank_interval(rank: float, count: int) -> tuple[float, float]:
 
 
 def _row(panel: xr.Dataset) -> str:
-    """The name of the setting on the vertical axis."""
+    """Return the name of the setting on the vertical axis."""
     return str(panel["critical_learning_rate"].transpose("closure", ...).dims[1])

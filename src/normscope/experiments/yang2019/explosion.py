@@ -379,7 +379,7 @@ def _profiles(
     seeds: Sequence[int],
     **sweeps: Sequence[Any],
 ) -> Any:
-    """Squared gradients of the networks of a sweep, over those of their last layers."""
+    """Return squared gradients of the networks of a sweep, relative to their last layers."""
     made = []
     for *choice, seed in itertools.product(*sweeps.values(), seeds):
         parameters: dict[str, Any] = {"architecture": "batch", "activation": "relu", **base}
@@ -394,7 +394,7 @@ def _profiles(
 def _theory(
     activations: Sequence[str], batch_sizes: Sequence[int], batch_size: int, depth: int
 ) -> dict[str, tuple[tuple[str, ...], Any]]:
-    """What is expected of infinitely wide networks."""
+    """Return the growth that infinitely wide networks should have."""
     profiles = [
         [_expected(name, activation, batch_size, depth) for activation in activations]
         for name in ARCHITECTURES
@@ -407,10 +407,10 @@ def _theory(
 
 
 def growth_per_layer(profiles: Any) -> Any:
-    """The growth per layer of squared gradients (..., layer), from the slope of their logarithm.
+    """Return the growth per layer of squared gradients (..., layer) from their logarithm's slope.
 
-    A quarter of the layers at either end is left out: the first have not come to the state that
-    all deeper ones share, and the last see the head.
+    A quarter of the layers at either end is left out: the first have not reached the fixed point of
+    the deeper ones, and the last are close to the head.
 
     >>> float(growth_per_layer(2.0 ** -np.arange(16)).round(6))
     2.0
@@ -425,7 +425,7 @@ def growth_per_layer(profiles: Any) -> Any:
 def _network(
     architecture: str, activation: str, depth: int, width: int, batch_size: int, seed: int
 ) -> xr.Dataset:
-    """Squared gradients in one network, over that of the last layer."""
+    """Return the squared gradients of one network, relative to its last layer."""
     network = Stack(
         architecture, INPUTS, OUTPUTS, depth=depth, width=width, activation=activation, seed=seed
     )
@@ -434,7 +434,7 @@ def _network(
 
 
 def _expected(architecture: str, activation: str, batch_size: int, depth: int) -> Any:
-    """The same by theory: a block's output sees the factors of all blocks above it."""
+    """Return the same by theory: the product of the factors of all blocks above."""
     norm, residual = ARCHITECTURES[architecture]
     if residual:
         factors = residual_growth(norm, activation, batch_size, depth)

@@ -35,7 +35,7 @@ UNTRAINABLE = "Practically, deep batchnorm networks are untrainable."
 
 
 def trainability_claims(results: xr.Dataset) -> list[Claim]:
-    """Where plain nets stop training, whether more steps help, and that skip connections do.
+    """Judge where plain nets stop training, and whether more steps or skip connections help.
 
     Args:
         results: as the experiment yang2019/trainability returns it.
@@ -264,7 +264,7 @@ def _with_more_steps(
     common: dict[str, Any],
     results: xr.Dataset,
 ) -> xr.DataArray:
-    """Losses of the plain nets that did not train, trained again with more steps."""
+    """Train the plain nets that did not train with more steps; return their losses."""
     losses = xr.full_like(results["loss"].sel(architecture="batch", drop=True), math.nan)
     plain, times = results["best_loss"].sel(architecture="batch"), results.attrs["longer"]
     above = plain.min("seed") > LEARNT * math.log(results.attrs["classes"])
@@ -285,7 +285,7 @@ def _trainings(
     common: dict[str, Any],
     which: xr.Dataset,
 ) -> Any:
-    """Final losses of the trainings that coordinates name, in their order."""
+    """Return the final losses of all combinations of the coordinates."""
     names = ("architecture", "depth", "learning_rate", "seed")
     values = [which[name].values.tolist() for name in names]
     losses = []
