@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -63,7 +64,7 @@ def label_ends(axes: Axes, size: float = _SIZE) -> None:
     points = axes.get_position().height * figure.get_figheight() * 72 * _INNER
     heights = _spread([height for *_, height in ends], size * _LINE / points)
     for (label, colour, _), height in zip(ends, heights, strict=True):
-        style = {"color": colour, "fontsize": size, "va": "center"}
+        style: dict[str, Any] = {"color": colour, "fontsize": size, "va": "center"}
         annotate(axes, str(label), (1.0, height), "axes fraction", 5, **style)
 
 

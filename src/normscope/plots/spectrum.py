@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -76,7 +78,7 @@ def spectra(results: xr.Dataset) -> Figure:
         if np.isfinite(largest):
             axes.axvline(largest, color=colour, lw=1, ls="--")
             place, text = (largest, 0.88), format_number(largest)
-            style = {"color": colour, "va": "center"}
+            style: dict[str, Any] = {"color": colour, "va": "center"}
             annotate(axes, text, place, axes.get_xaxis_transform(), 4, **style)
         add_values(axes, row["eigenvalue"], row["density"], ("eigenvalue", "density"))
         legend = axes.get_legend()

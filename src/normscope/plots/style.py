@@ -50,21 +50,27 @@ def lone_marker(values: Sized) -> str:
 
 
 def annotate(
-    axes: Axes, text: str, place: tuple[float, float], coordinates: Any, dx: float, **style: Any
+    axes: Axes,
+    text: str,
+    place: tuple[float, float],
+    coordinates: Any,
+    dx: float,
+    dy: float = 0.0,
+    **style: Any,
 ) -> None:
-    """Write a text some points to the right of a place, also outside of the axes.
+    """Write a text some points to the right of a place and above it, also outside of the axes.
 
     Args:
         axes: to write on.
         text: may be empty, to draw an arrow alone.
         place: horizontal and vertical coordinate.
         coordinates: of the place, such as "axes fraction" or a transform.
-        dx: distance in points.
-        **style: of matplotlib's annotation; ``dy`` is the height in points above the place.
+        dx: points to the right.
+        dy: points above.
+        **style: of matplotlib's annotation.
     """
-    offset = dx, style.pop("dy", 0)
     style = {"fontsize": 9, "textcoords": "offset points", "annotation_clip": False, **style}
-    axes.annotate(text, place, offset, xycoords=coordinates, **style)
+    axes.annotate(text, place, (dx, dy), xycoords=coordinates, **style)
 
 
 def hide_spines(axes: Axes, *sides: str) -> None:
