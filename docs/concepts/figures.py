@@ -123,7 +123,7 @@ def spectrum() -> Axes:
     axes.hist(values, bins=160, color=colour_of("layer"))
     axes.set_yscale("log")
     named = {
-        "negative curvature": (values[0], colour_of("none")),
+        "negative\ncurvature": (values[0], colour_of("none")),
         "bulk: most directions\nare nearly flat": (0.0, colour_of("none")),
         f"top eigenvalue {values[-1]:.2g}": (values[-1], colour_of("batch")),
     }

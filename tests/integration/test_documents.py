@@ -147,6 +147,8 @@ EXECUTED = [  # seconds each, on embedded data, in an order in which each finds 
     "normscope doctor examples/faulty_model.py:build --data examples/faulty_model.py:samples",
     "normscope lr my_net.py:build --data my_net.py:samples --momentum 0.9 --batch-size 64 "
     "-o rates.svg",
+    "normscope compare examples/small_net.py:build --data digits --momentum 0.9 --batch-size 128 "
+    "--norms none,batch,layer --steps 100",
     "normscope run wei2018/figure1 --out normscope-out",
     "normscope run wei2018/figure1 --scale quick",
     "normscope report normscope-out -o report.html",
@@ -160,8 +162,6 @@ EXECUTED = [  # seconds each, on embedded data, in an order in which each finds 
 SLOW = [  # on embedded data, too long for every run of the tests
     "normscope check",
     "normscope check --form printed",
-    "normscope compare examples/small_net.py:build --data digits --momentum 0.9 --batch-size 128 "
-    "--norms none,batch,layer --steps 100",
     "normscope compare fully_connected --data digits --norms none,batch,layer --steps 50 "
     "--no-verify -o compared.svg",
     "normscope curvature fully_connected --data digits --option width=30 --batch-size 128 "
