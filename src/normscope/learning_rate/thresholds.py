@@ -167,8 +167,8 @@ EFFORTS = {
     ),
 }
 """By name. The steps follow from the goals: all of it within 1 range test for "quick", and within 4
-for "default", which 22 of 24 networks meet (docs/research/learning_rate_choice.md). The tolerance
-of the curvature moves its largest eigenvalue by 0.2 % at most on six of these networks."""
+for "default", which about 22 of 24 networks meet (docs/research/learning_rate_choice.md). The
+tolerance of the curvature moves its largest eigenvalue by 0.2 % at most on six of them."""
 OBJECTIVES = ("fastest", "half_limit")
 """What the recommended rate may be chosen by."""
 
