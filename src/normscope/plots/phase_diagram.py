@@ -92,8 +92,8 @@ def phase_diagrams(results: xr.Dataset) -> Figure:
     entries = legend_entries(*panels)
     for label in [each for each in entries if f"{each}{_OUTSIDE}" in entries]:
         del entries[f"{label}{_OUTSIDE}"]  # another panel shows the line
-    long = any(label.endswith(_OUTSIDE) for label in entries)
-    named_legend(figure, entries, loc="outside upper center", ncols=2 if long else 4)
+    is_wide = len(losses) == 1 or any(label.endswith(_OUTSIDE) for label in entries)
+    named_legend(figure, entries, loc="outside upper center", ncols=2 if is_wide else 4)
     _write_settings(figure, results)
     return figure
 

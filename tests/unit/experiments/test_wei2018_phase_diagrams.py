@@ -274,8 +274,12 @@ def test_panel_searches_the_boundary_where_it_is_asked_to():
     assert (high / low).values.ravel() == pytest.approx([1.15] * 2, abs=0.15)
     assert result.dataset["boundary_theory"].dims == ("loss", "closure", "boundary_gamma")
     assert all("bisected" in claim.measured for claim in result.claims[:3])
-    (panel, *_) = result.figure().axes
-    assert "measured, bisected" in [str(each.get_label()) for each in panel.containers]
+    figure = result.figure()
+    assert "measured, bisected" in [str(each.get_label()) for each in figure.axes[0].containers]
+    figure.canvas.draw()
+    (legend,) = figure.legends  # of one panel, which is narrow
+    width, ends = figure.bbox.width, legend.get_window_extent()
+    assert 0 <= ends.x0 < ends.x1 <= width
 
 
 def test_figure_three_is_over_the_weights_deviation():
