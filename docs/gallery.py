@@ -1,7 +1,7 @@
-"""Write the gallery of thumbnails, docs/results/index.md, from the records beside it.
+"""Write docs/results/index.md, the gallery, and claims.md, every claim, from the records there.
 
-    python docs/gallery.py            # write the page
-    python docs/gallery.py --check    # exit with 1 if it is not up to date
+    python docs/gallery.py            # write the pages
+    python docs/gallery.py --check    # exit with 1 if one is not up to date
 
 A record is the .json that `normscope run` writes beside a figure. Needs nothing but Python.
 """
@@ -30,12 +30,13 @@ PAPERS = {
 }
 HEAD = """# Gallery
 
-What each paper says, whether it comes out here, and why; the main statements first. A verdict is
-that of the largest [scale](../how_to/reproduce.md) at which each figure was run, combined from its
-parts: *partly* means that some parts hold and others do not, *undecided* that seeds, grid or scale
-cannot decide it. *Measured* is the part that decides: the statistic of its rule, mean ± standard
-deviation over seeds, ratio with its 95 % bootstrap interval. Each figure's page has the whole rule.
-The [figures](#figures) and [every claim](#every-claim), with those of normscope itself, follow.
+What five papers say about normalization and stability, and whether it comes out here.
+{counts}
+
+A verdict is that of the largest [scale](../how_to/reproduce.md) at which a figure was run. *Partly*
+means that some parts of a statement hold and others do not; *undecided*, that there are too few
+seeds, or too coarse a grid, to decide. The numbers and rules are on the page of each figure, all of
+them in [Every claim](claims.md).
 """
 FIRST = {  # figures with a paper's main statements; the others follow in their order
     "santurkar2018": ("figure4", "figure1", "figure10", "figure3", "figure2"),
@@ -45,14 +46,18 @@ FIRST = {  # figures with a paper's main statements; the others follow in their 
 }
 FIGURES = """## Figures
 
-A picture leads to the figure's page, with the claims, the rules that decide them, settings and the
-command that [reproduces](../how_to/reproduce.md) it.
+A picture leads to the figure's page, with its claims and the command that
+[reproduces](../how_to/reproduce.md) it. Times are those of the trainings that the command had to
+compute, on two CPU cores; figures of one paper share trainings.
 """
-COUNTS = """## Claims by verdict
+CLAIMS = """# Every claim
 
-Verdicts follow from rules in the experiments' code. Times are those of the trainings that a command
-had to compute, on two CPU cores. Figures of one paper share trainings: "no new training" means that
-another figure's command had computed all of them.
+The claims of all [figures](index.md#figures): those of the papers, and those of normscope itself
+("beyond the paper"). The rule behind each verdict is in the experiment's code and on the figure's
+page. *Measured* is the statistic of that rule: mean ± standard deviation over seeds, and a ratio
+with its 95 % bootstrap interval.
+
+## Claims by verdict
 """
 PAGES = {
     "santurkar2018": "santurkar2018/README.md",
@@ -66,32 +71,50 @@ Record = dict[str, Any]
 Claim = dict[str, Any]
 
 
-def page() -> str:
-    """Return the whole page."""
+def read_records() -> dict[str, list[Record]]:
+    """Return the records of each paper, in the order of the page."""
     by_paper: dict[str, list[Record]] = {}
     for file in sorted(RESULTS.glob("*/**/*.json"), key=natural_order):
         record = json.loads(file.read_text(encoding="utf-8"))
         stem = file.relative_to(RESULTS).with_suffix("")
         by_paper.setdefault(stem.parts[0], []).append({**record, "page": stem.as_posix()})
     order = [key for key in PAPERS if key in by_paper]
-    by_paper = {key: by_paper[key] for key in [*order, *(set(by_paper) - set(order))]}
-    parts = [HEAD]
-    for key, records in by_paper.items():
-        parts += [f"## {PAPERS.get(key, key)}\n", statements_table(key, records)]
+    return {key: by_paper[key] for key in [*order, *(set(by_paper) - set(order))]}
+
+
+def gallery_page(by_paper: dict[str, list[Record]]) -> str:
+    """Return the gallery: the statements of each paper, then the figures."""
+    found = {key: statements(key, records) for key, records in by_paper.items()}
+    parts = [HEAD.format(counts=counts_of(found))]
+    for key, of_paper in found.items():
+        parts += [f"## {PAPERS.get(key, key)}\n", statements_table(of_paper)]
         if key in PAGES:
             parts.append(f"[Discussion of these results]({PAGES[key]})\n")
     parts.append(FIGURES)
     for key, records in by_paper.items():
         parts += [f"### {key}\n", '<div class="gallery" markdown>\n']
         parts += [*(thumbnail(record) for record in records), "</div>\n"]
-    parts += [COUNTS, summary(by_paper), "## Every claim\n"]
-    for key, records in by_paper.items():
-        parts += [f"### {key}, every claim\n", claims_list(records)]
     return "\n".join(parts)
 
 
-def statements_table(paper: str, records: list[Record]) -> str:
-    """Return a table of a paper's statements, judged by each figure at its largest scale."""
+def claims_page(by_paper: dict[str, list[Record]]) -> str:
+    """Return the page with every claim."""
+    parts = [CLAIMS, summary(by_paper)]
+    for key, records in by_paper.items():
+        parts += [f"## {PAPERS.get(key, key)}\n", claims_list(records)]
+    return "\n".join(parts)
+
+
+def counts_of(found: dict[str, dict[str, list[Claim]]]) -> str:
+    """Return a sentence with the number of statements by verdict."""
+    verdicts = [verdict_on(claims) for of_paper in found.values() for claims in of_paper.values()]
+    count = Counter(verdicts)
+    shown = ", ".join(f"{count[each]} {each}" for each in VERDICTS)
+    return f"Of {len(verdicts)} statements: {shown}."
+
+
+def statements(paper: str, records: list[Record]) -> dict[str, list[Claim]]:
+    """Return the claims of each statement of a paper, of each figure at its largest scale."""
     found: dict[str, list[Claim]] = {}
     for record in sorted(records, key=lambda record: place(paper, record)):
         scales = [other["scale"] for other in records if other["name"] == record["name"]]
@@ -100,15 +123,32 @@ def statements_table(paper: str, records: list[Record]) -> str:
                 of_figure = {"page": record["page"], "scale": record["scale"]}
                 statement = claim.get("statement") or claim["text"]
                 found.setdefault(statement, []).append({**claim, **of_figure})
-    rows = [["the paper says", "verdict", "measured", "why, or what would decide it"], ["---"] * 4]
+    return found
+
+
+def statements_table(found: dict[str, list[Claim]]) -> str:
+    """Return a table of a paper's statements."""
+    rows = [["the paper says", "verdict", "why, or what would decide it"], ["---"] * 3]
     for statement, claims in found.items():
         pages = dict.fromkeys(claim["page"] for claim in claims)
         links = ", ".join(f"[{Path(page).name}]({page}.md)" for page in pages)
-        verdict = combined([claim["verdict"] for claim in claims])
-        scales = sorted({claim["scale"] for claim in claims}, key=SCALES.index)
-        said, judged = f"{cell(statement)} ({links})", f"**{verdict}** ({', '.join(scales)})"
-        rows.append([said, judged, measurement(claims), explanation(statement, verdict, claims)])
+        said = f"{cell(statement)} ({links})"
+        rows.append([said, judgement(claims), explanation(statement, claims)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def judgement(claims: list[Claim]) -> str:
+    """Return a statement's verdict, the share of its reproduced parts, and the scales."""
+    verdict = verdict_on(claims)
+    scales = ", ".join(sorted({claim["scale"] for claim in claims}, key=SCALES.index))
+    held = sum(claim["verdict"] == "reproduced" for claim in claims)
+    share = f"{held} of {len(claims)} parts reproduced, " if held < len(claims) > 1 else ""
+    return f"**{verdict}** ({share}{scales})"
+
+
+def verdict_on(claims: list[Claim]) -> str:
+    """Return the verdict on the statement that these claims are the parts of."""
+    return combined([claim["verdict"] for claim in claims])
 
 
 def place(paper: str, record: Record) -> int:
@@ -128,27 +168,21 @@ def combined(verdicts: list[str]) -> str:
     return "partly" if is_mixed else "undecided"
 
 
-def measurement(claims: list[Claim]) -> str:
-    """Return what decides a statement: the worst of its parts with its statistic and numbers."""
-    against = [claim for claim in claims if claim["verdict"] == "not reproduced"]
-    worst = max(claims, key=lambda claim: VERDICTS.index(claim["verdict"]))
-    shown = max(against, key=lambda claim: SCALES.index(claim["scale"])) if against else worst
-    numbers = shown["measured"].split(" (over all steps")[0]
-    count = Counter(claim["verdict"] for claim in claims)
-    parts = ", ".join(f"{count[each]} {each}" for each in VERDICTS if count[each])
-    if len(claims) == 1:
-        return cell(numbers)
-    return cell(f"{len(claims)} parts: {parts}. {shown['text']}: {numbers}")
-
-
-def explanation(statement: str, verdict: str, claims: list[Claim]) -> str:
-    """Return why a statement has its verdict; without an entry, what it lacks, or its rule."""
+def explanation(statement: str, claims: list[Claim]) -> str:
+    """Return why a statement has its verdict; without an entry what it lacks, or was measured."""
     for begin, entry in explanations().items():
-        if statement.startswith(begin) and entry["verdict"] == verdict:
+        if statement.startswith(begin) and entry["verdict"] == verdict_on(claims):
             return cell(entry["why"])
     lacking = dict.fromkeys(claim["resolve"] for claim in claims if claim.get("resolve"))
-    rules = dict.fromkeys(re.split("[;:]", claim.get("rule") or "")[0] for claim in claims)
-    return cell("; ".join(lacking) or "; ".join(rules))
+    return cell("; ".join(lacking) or measurement(claims))
+
+
+def measurement(claims: list[Claim]) -> str:
+    """Return the numbers of the first claim with the verdict that decides."""
+    verdict = max((claim["verdict"] for claim in claims), key=VERDICTS.index)
+    shown = next(claim for claim in claims if claim["verdict"] == verdict)
+    text: str = shown["measured"].split(" (over all steps")[0]
+    return text if len(claims) == 1 else f"{shown['text']}: {text}"
 
 
 @functools.cache
@@ -254,15 +288,23 @@ def anchor(title: str) -> str:
 
 
 def main() -> int:
-    """Write the page, or check whether it is up to date."""
-    target, text = RESULTS / "index.md", page()
+    """Write the pages, or check whether they are up to date."""
+    by_paper = read_records()
+    pages = {"index.md": gallery_page(by_paper), "claims.md": claims_page(by_paper)}
+    targets = {RESULTS / name: text for name, text in pages.items()}
     if "--check" not in sys.argv[1:]:
-        target.write_text(text, encoding="utf-8")
+        for target, text in targets.items():
+            target.write_text(text, encoding="utf-8")
         return 0
-    if target.is_file() and target.read_text(encoding="utf-8") == text:
-        return 0
-    print("docs/results/index.md is not up to date; run: python docs/gallery.py", file=sys.stderr)
-    return 1
+    old = [
+        target.name
+        for target, text in targets.items()
+        if not target.is_file() or target.read_text(encoding="utf-8") != text
+    ]
+    if old:
+        names = " and ".join(f"docs/results/{name}" for name in old)
+        print(f"not up to date: {names}; run: python docs/gallery.py", file=sys.stderr)
+    return 1 if old else 0
 
 
 if __name__ == "__main__":

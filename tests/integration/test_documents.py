@@ -332,6 +332,16 @@ def test_gallery_opens_with_the_verdict_on_every_statement_of_the_papers():
         assert gallery_module().combined(list(verdicts)) == combine_verdicts(verdicts)
 
 
+def test_every_claim_is_on_its_page_and_the_gallery_is_short():
+    page = text_of(DOCS / "results" / "claims.md")
+    listed = re.findall(rf"\| ({'|'.join(VERDICTS)}) \|$", page, re.MULTILINE)
+    records = sorted((DOCS / "results").glob("*/**/*.json"))
+    claims = [claim for record in records for claim in json.loads(text_of(record))["claims"]]
+    assert sorted(listed) == sorted(claim["verdict"] for claim in claims)
+    gallery = text_of(DOCS / "results" / "index.md")
+    assert len(gallery[: gallery.index("## Figures")].split()) < 2500
+
+
 def test_explanations_of_the_gallery_are_those_of_its_verdicts():
     gallery = text_of(DOCS / "results" / "index.md")
     rows = gallery[: gallery.index("## Figures")].splitlines()
