@@ -249,7 +249,7 @@ def draw_then_print(
     Args:
         out: the file; None for no figure.
         draw: draws on the axes.
-        title: of the axes.
+        title: of the figure.
 
     Returns:
         A context with the path of the figure; None without one.
@@ -264,7 +264,7 @@ def draw_then_print(
         axes = figure.subplots()
         draw(axes)
         if title:
-            axes.set_title(title, fontsize="small", wrap=True)
+            figure.suptitle(title, fontsize="small")  # above the labels that are above the axes
         return save_figure(figure, out)
 
     return write_then_print(write)

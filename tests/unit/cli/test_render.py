@@ -292,6 +292,24 @@ def test_folder_is_made_with_the_figure_and_not_before(tmp_path):
     assert [each.name for each in out.parent.iterdir()] == ["x.svg"]
 
 
+def test_title_is_above_the_labels_above_the_axes(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(
+        "normscope.cli.render.save_figure", lambda figure, _: written.append(figure)
+    )
+
+    def draw(axes):
+        axes.annotate("a label", (0.5, 1), (0, 50), "axes fraction", "offset points")
+
+    with draw_then_print(tmp_path / "x.svg", draw, "a model"):
+        pass
+    (figure,) = written
+    figure.draw_without_rendering()
+    (label,) = figure.axes[0].texts
+    assert figure.get_suptitle() == "a model"
+    assert figure._suptitle.get_window_extent().y0 > label.get_window_extent().y1
+
+
 def test_relative_folder_is_looked_for_from_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check_figure(Path("x.svg"))
