@@ -31,7 +31,8 @@ def test_demo_prints_a_row_for_each_norm_and_what_was_found(shown):
     assert all(line.startswith("demo: ") for line in done.stderr.splitlines())
     assert done.stderr.splitlines()  # it is not silent in a log
     names = ("none", "BatchNorm", "LayerNorm")
-    table, _, _ = done.stdout.partition("\n\n")
+    headline, table, _ = done.stdout.split("\n\n", 2)
+    assert headline.startswith("Training breaks at a learning rate of ")
     found = [name for row in table.splitlines() for name in names if row.startswith(f"{name} ")]
     assert found == [*names]
     assert "- The learning rate at which training breaks is largest" in done.stdout

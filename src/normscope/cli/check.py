@@ -211,19 +211,19 @@ def _print_notes(
         "on: what it was checked on; a layer by its name in the model.\n"
         "cases: random ones, or units of the layer and their total; fail: those in which it is "
         "false.\n"
-        "slack: right minus left relative to their terms, in the worst case; up to "
-        f"{tolerance:g} below 0, and of = above it, is rounding and holds."
+        "slack: right side minus left side, relative to their terms, in the worst case. Rounding "
+        f"aside ({tolerance:g}), a statement holds if its slack is not negative, and with = 0."
     )
     if form != "exact":
-        print_note("Random cases have eps = 0, as the sources suppose; real layers have theirs.")
+        print_note("Random cases have eps = 0, as in the sources; real layers keep their own eps.")
     if any(verdict.unmet for verdict in verdicts):
         print_note("unmet: cases outside the statement's premise, which do not count.")
     if samples:
         fewest, most = min(samples.values()), max(samples.values())
         number = str(most) if fewest == most else f"{fewest} to {most}"
         print_note(
-            f"theorem_c1: on the first {number} samples of the batch; it makes a matrix of all "
-            "values of a unit."
+            f"theorem_c1: checked on the first {number} samples of the batch, because it needs a "
+            "matrix over all values of a unit."
         )
     for reason in dict.fromkeys(each.reason for each in others):
         words, has_command, command = reason.partition(": try ")

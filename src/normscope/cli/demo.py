@@ -107,7 +107,10 @@ def _print_json(result: Result, record: Record, files: dict[str, str]) -> None:
 
 def _print(result: Result, record: Record, files: dict[str, str]) -> None:
     from normscope.experiments.tour import summary
+    from normscope.experiments.tour.page import headline
 
+    _print_wrapped(headline(result.dataset))
+    typer.echo()
     seeds = result.dataset.sizes["seed"]
     several = f", medians over {seeds} seeds" if seeds > 1 else ""
     title = f"One net on {result.dataset.attrs['data']}{several}"

@@ -209,14 +209,14 @@ def _other_loss(prediction: Prediction, momentum: float, network: nn.Module) -> 
 
     sizes = [getattr(module, "out_features", 0) for module in network.modules()]
     outputs = next((int(size) for size in reversed(sizes) if size), 0)  # of the last linear layer
-    matrix = "For cross_entropy its Gauss-Newton matrix counts"
+    matrix = "With cross_entropy the Gauss-Newton matrix sets the limit"
     if prediction.gamma is not None or prediction.lambda_max is None or outputs < 2:
-        return f"{matrix}, whose eigenvalues are smaller by the softmax's curvature."
+        return f"{matrix}; its eigenvalues are smaller, by the curvature of the softmax."
     factor = float(output_curvature("cross_entropy", prediction, outputs))
     rate = prediction.max_learning_rate(momentum, factor)
     return (
-        f"{matrix}: about {factor:.3g} times these eigenvalues with {outputs} outputs, learning "
-        f"rates below {rate:.4g} by closure {prediction.closure}."
+        f"{matrix}. With {outputs} outputs its eigenvalues are about {factor:.3g} times these: "
+        f"learning rates below {rate:.4g} (closure {prediction.closure})."
     )
 
 

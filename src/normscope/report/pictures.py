@@ -244,7 +244,7 @@ def scope_picture(dataset: xr.Dataset, name: str = "") -> Picture | None:
     if any(each in dataset and bool(dataset[each].notnull().any()) for each in BANDS):
         ends = dataset["distance"].values
         caption += (
-            " A band reaches from the least to the largest value met along the gradient, at "
+            " A band reaches from the smallest to the largest value along the gradient, at "
             f"{ends.min():.3g} to {ends.max():.3g} times the learning rate."
         )
     return picture_of(figure, text, caption)

@@ -28,7 +28,7 @@ def test_rows_of_a_layer_stand_together_and_columns_are_explained(capsys):
     ]
     for column in ("kind", "on", "cases", "slack"):
         assert f"\n{column}: " in out
-    assert "up to 1e-08" in out
+    assert "Rounding aside (1e-08)" in " ".join(out.split())
     assert out.count("not checked: it is too large.") == 1
 
 
