@@ -174,7 +174,8 @@ def explanation(statement: str, claims: list[Claim]) -> str:
         if statement.startswith(begin) and entry["verdict"] == verdict_on(claims):
             return cell(entry["why"])
     lacking = dict.fromkeys(claim["resolve"] for claim in claims if claim.get("resolve"))
-    return cell("; ".join(lacking) or measurement(claims))
+    found = cell("; ".join(lacking) or measurement(claims))
+    return found[:1].upper() + found[1:]
 
 
 def measurement(claims: list[Claim]) -> str:
