@@ -24,6 +24,7 @@ from normscope.files import replacing
 from normscope.report.document import Download, Name, Picture, Report, Table
 from normscope.report.drawing import DARK, LIGHT, Palette, inline_svg, is_colour
 from normscope.report.narrative import format_seconds
+from normscope.results.claim import DECISION
 from normscope.text import printable
 
 _OVERVIEW = "overview"  # anchor of the first picture
@@ -104,11 +105,18 @@ def _environment() -> Environment:
         "format_value": _format_value,
         "href": _href,
         "mark": _mark,
+        "own_rule": _own_rule,
         "seconds": format_seconds,
         "size": _size,
     }
     environment.globals |= {"numeric_columns": _numeric_columns, "light": LIGHT, "dark": DARK}
+    environment.globals["decision"] = DECISION
     return environment
+
+
+def _own_rule(rule: str) -> str:
+    """Return a claim's rule without what it shares with others, which is below the table."""
+    return "; ".join(part for part in rule.replace(DECISION, "").split("; ") if part)
 
 
 @cache

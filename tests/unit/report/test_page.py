@@ -1,5 +1,6 @@
 import base64
 import hashlib
+import html
 import json
 import re
 from itertools import pairwise
@@ -25,6 +26,7 @@ from normscope.report import (
 )
 from normscope.report.document import Series
 from normscope.results import Claim
+from normscope.results.claim import DECISION
 
 HOSTILE = "<script>alert(1)</script>"
 TABLE = Table("Numbers", ("name", "value"), [("b", 2), ("a", None), ("c", 10.5), ("d", np.nan)])
@@ -111,6 +113,15 @@ def test_claims_lead_to_their_evidence(page):
     assert targets == [first, first, ["section-2-table-1"], ["section-3"]]
     verdicts = [re.search(r'class="verdict \w+">([a-z ]+)</span>', row)[1] for row in rows]
     assert verdicts == ["reproduced", "not reproduced", "undecided", "reproduced"]
+
+
+def test_rule_that_claims_share_is_below_their_table_once():
+    rules = [f"the median; {DECISION}", DECISION, "at most 2"]
+    claims = [Claim(f"claim {n}", "here", "1", True, rule=rule) for n, rule in enumerate(rules)]
+    page = render(Report("t", ["f"], [Section("a", claims=claims)]))
+    assert re.findall(r"Rule: ([^<]*)<", page) == ["the median", "at most 2"]
+    assert page.count(html.escape(DECISION)) == 1
+    assert DECISION not in render(Report("t", ["f"], [Section("a", claims=claims[2:])]))
 
 
 def test_first_picture_stands_before_every_table_and_is_drawn_once(page):
