@@ -85,7 +85,7 @@ def test_caption_says_what_a_band_is_where_there_is_one():
     rays = (("step", "distance"), np.array([[1.0, 3.0], [1.0, 2.0]]))
     caption = scope_picture(scope([2.0, 1.0], ray_loss=rays)).caption
     assert caption.endswith(
-        "A band reaches from the least to the largest value met along the gradient, at 0.5 to 1 "
+        "A band reaches from the smallest to the largest value along the gradient, at 0.5 to 1 "
         "times the learning rate."
     )
     assert "band" not in scope_picture(scope([2.0, 1.0])).caption
