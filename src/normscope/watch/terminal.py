@@ -13,11 +13,12 @@ from rich.live import Live
 from rich.text import Text
 
 from normscope.watch.board import Board
+from normscope.watch.records import STATES
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _STYLES = ("dim", "yellow", "cyan", "red", "bold red")  # by the code of a state
 _MARKS = ".o■x!"
-_NAMES = ("pending", "running", "finished", "diverged", "failed")
+_NAMES = tuple(map(str, STATES))
 _ENDED = ("finished", "diverged", "failed", "running", "pending")
 _WIDEST, _HIGHEST = 64, 16  # characters of a diagram
 _MOST_PANELS = 12
@@ -103,15 +104,16 @@ def render(message: dict[str, Any], width: int) -> RenderableType:
     return Group(*lines)
 
 
-def _plain(text: str) -> str:
-    """Return one line without control characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+def _line(text: str, style: str = "") -> Text:
+    """Return an indented line; a store's names may hold control characters, which would run."""
+    plain = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return Text(f"  {plain}", style)
 
 
 def _store(part: dict[str, Any], width: int) -> list[Text]:
-    title = Text(_plain(part["title"]), "bold")
-    title.append(f"  {part['words']}", "dim")
-    return [title, Text(f"  {_plain(part['problem'])}", "red")] if part["problem"] else [title]
+    title = _line(part["title"], "bold")[2:]
+    title.append_text(_line(part["words"], "dim"))
+    return [title, _line(part["problem"], "red")] if part["problem"] else [title]
 
 
 def _experiment(part: dict[str, Any], width: int) -> list[Text]:
@@ -123,11 +125,11 @@ def _experiment(part: dict[str, Any], width: int) -> list[Text]:
         letters = round(size * end / total) - round(size * begun / total)
         bar.append(("░" if name == "pending" else "█") * letters, _STYLES[_NAMES.index(name)])
         begun = end
-    found = [Text(f"\n  {_plain(part['title'])}", "bold"), bar, Text(f"  {part['words']}")]
-    found += [Text(f"  running: {_plain(each)}", "dim") for each in part["running"]]
+    found = [Text(), _line(part["title"], "bold"), bar, _line(part["words"])]
+    found += [_line(f"running: {each}", "dim") for each in part["running"]]
     for each in part["failures"]:
-        found.append(Text(f"  failed: {_plain(each['record'])}", "red"))
-        found.append(Text(f"    {_plain(each['error'])}", "red"))
+        found.append(_line(f"failed: {each['record']}", "red"))
+        found.append(_line(f"  {each['error']}", "red"))
     return found
 
 
@@ -142,40 +144,35 @@ def _grid(part: dict[str, Any], width: int) -> list[Text]:
     for number, state in zip(numbers, cells["states"], strict=True):
         place = number // columns // high, number % columns // wide
         shown[place] = max(state, shown.get(place, 0))
-    found = [Text(f"  {_plain(part['title'])}  {part['words']}".rstrip(), "dim")]
+    found = [_line("  ".join(filter(None, (part["title"], part["words"]))), "dim")]
     for row in reversed(range(math.ceil(rows / high))):
         name = "" if axes["setting"] is None else f"{axes['values'][row * high]:.3g}"
-        line = Text(f"  {name:>8} ")
+        line = _line(f"{name:>8} ")
         for column in range(math.ceil(columns / wide)):
             state = shown.get((row, column))
             line.append(" " if state is None else _MARKS[state], _STYLES[state or 0])
         found.append(line)
     key = "  ".join(f"{mark} {name}" for mark, name in zip(_MARKS, _NAMES, strict=True))
-    return [*found, Text(f"  {key}", "dim")]
+    return [*found, _line(key, "dim")]
 
 
 def _curves(part: dict[str, Any], width: int) -> list[Text]:
-    return [
-        Text(f"  {_spark(each['mean'], 24)} {_last(each)}  {_plain(each['label'])}")
-        for each in part["lines"]
-    ]
+    return [_course(each, each["label"]) for each in part["lines"]]
 
 
 def _scope(part: dict[str, Any], width: int) -> list[Text]:
-    found = [Text(f"  {_plain(part['title'])}: {part['words']}")]
+    found = [_line(f"{part['title']}: {part['words']}")]
     if part["gauge"]:
-        style = "bold red" if part["gauge"]["over"] else "bold"
-        found.append(Text(f"  {part['gauge']['words']}", style))
-    for each in part["panels"][:_MOST_PANELS]:
-        values = each.get("mean", each.get("high", []))
-        found.append(Text(f"  {_spark(values, 24)} {_last(each)}  {_plain(each['title'])}"))
-    return found
+        found.append(_line(part["gauge"]["words"], "bold red" if part["gauge"]["over"] else "bold"))
+    return found + [_course(each, each["title"]) for each in part["panels"][:_MOST_PANELS]]
 
 
-def _last(line: dict[str, Any]) -> str:
+def _course(line: dict[str, Any], name: str) -> Text:
+    """Return the values over the steps as blocks, the last one, and the name."""
     values = line.get("mean", line.get("high", []))
     last = values[-1] if values else None
-    return f"{'not finite' if last is None else format(last, '.4g'):>10}"
+    number = "not finite" if last is None else format(last, ".4g")
+    return _line(f"{_spark(values, 24)} {number:>10}  {name}")
 
 
 def _spark(values: Sequence[float | None], width: int) -> str:

@@ -1,6 +1,7 @@
 """What a board shows of stores, compared with what was written into them."""
 
 import io
+import itertools
 import json
 import math
 import threading
@@ -427,6 +428,27 @@ def test_summary_is_plain_text_without_control_characters(path):
     assert "?[31mred?[bold]" in text
     assert "  1 ..x" in text
     assert "0.5 ■.." in text
+
+
+def test_hostile_names_of_settings_and_variables_are_plain_text_in_a_terminal(path):
+    hostile = "\x1b]0;title\x07\u202e\r\n[bold]"
+    with Store(path) as store:
+        for setting, rate in itertools.product((1.0, 2.0), RATES):
+            parameters = {hostile: setting, "learning_rate": rate}
+            finish(store, store.add(hostile, parameters, 0))
+        key = store.add("scope", {}, 0)
+        store.start(key)
+        values = {"loss": ("step", [1.0, 2.0]), hostile: ("step", [1.0, 2.0])}
+        store.finish(key, xr.Dataset(values, {"step": [0, 1]}, {"probes": "own"}))
+    message = read_once([path])
+    assert {part["kind"] for part in message["parts"]} == {
+        "store", "experiment", "grid", "curves", "scope"
+    }  # fmt: skip
+    text = summary(message)
+    assert not any(each in text for each in "\x1b\x07\u202e\r")
+    shown = "?]0;title????[bold]"
+    assert f"learning rate 0.01 to 1, {shown} 1 to 2." in text
+    assert text.count(shown) > 6
 
 
 def test_summary_shows_the_error_of_a_failure(path):
