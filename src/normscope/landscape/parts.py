@@ -53,7 +53,7 @@ class Parts:
     ) -> None:
         self._plane, self._grid, self._store = plane, grid, store
         self._engine, self._progress = engine, progress
-        # a loss function has no checksum, so losses at three points are part of the key
+        # a checksum does not know all that a model and a loss compute with: losses help
         losses = [centre_loss, *plane.along(plane.directions).losses(_off_centre(grid))]
         self._settings = {
             "surface": plane.digest(),

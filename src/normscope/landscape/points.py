@@ -118,9 +118,9 @@ class Plane:
         return other
 
     def digest(self) -> str:
-        """Return a checksum of weights, buffers, directions and data."""
+        """Return a checksum of weights, buffers, directions, what they move, and data."""
         weights = checksum((*self.evaluator.point.values(), *self.directions))
-        whole = "".join((weights, *self.data.digests))
+        whole = " ".join((weights, *self.layout.names, *self.data.digests))
         return hashlib.sha256(whole.encode()).hexdigest()[:32]
 
     def losses(self, points: Sequence[Point]) -> np.ndarray:

@@ -175,7 +175,7 @@ class _Rebinding:
         new.__defaults__ = self.of(function.__defaults__)
         new.__kwdefaults__ = self.of(function.__kwdefaults__)
         for cell, old in zip(cells, function.__closure__ or (), strict=True):
-            for content in _content(old):
+            for content in cell_content(old):
                 cell.cell_contents = self.of(content)
         return new
 
@@ -210,7 +210,7 @@ def _parts(value: Any) -> Iterable[Any]:
 def _references(function: FunctionType) -> list[Any]:
     found = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
-        found += _content(cell)
+        found += cell_content(cell)
     for name in _global_names(function.__code__):
         value = function.__globals__.get(name)
         if isinstance(value, nn.Module | Tensor):
@@ -218,7 +218,7 @@ def _references(function: FunctionType) -> list[Any]:
     return found
 
 
-def _content(cell: CellType) -> list[Any]:
+def cell_content(cell: CellType) -> list[Any]:
     """Return what a closure's cell holds, in a list; an empty list if it is not assigned yet."""
     try:
         return [cell.cell_contents]
