@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from normscope.curvature.missing_derivatives import (
 from normscope.curvature.precision import evaluate_in_double, inner_products, length
 from normscope.errors import NormscopeError
 from normscope.problem.batch import Batch
-from normscope.problem.diagnose import check_finite
+from normscope.problem.diagnose import check_finite, is_finite
 from normscope.problem.evaluate import Evaluation, Evaluator
 
 _VERIFIED = "jacobian"
@@ -27,6 +28,8 @@ _VERIFIED = "jacobian"
 _BY_GRAPH, _BY_FORWARD_MODE, _BY_DIFFERENCES = (
     f"jacobian {way}" for way in ("through the graph", "in forward mode", "by differences")
 )
+# for a backward pass that torch does not write as a linear function, such as matrix_exp's
+_WHOLE_GRAPH = "jacobian through the whole graph"
 _ADJOINT_TOLERANCE = 1e-3  # a tensor without derivatives has a part of one over their number
 _OTHER_SCALE = 1.37  # not a power of two, which would round in the same way
 _LEAST_GRADIENT = 1e-3  # of the longest; a gradient of zero up to rounding must not count
@@ -188,8 +191,13 @@ class GraphJacobian(Jacobian):
     def _through_graph(self, tensors: Sequence[Tensor]) -> Tensor:
         if self._cotangent is None:
             self._cotangent = self._record_backward()
-        pushed = derivative_along(tensors, self._pulled_back, [self._cotangent])
-        return torch.zeros_like(self.output) if pushed is None else pushed[0]
+        found = derivative_along(tensors, self._pulled_back, [self._cotangent])
+        pushed = torch.zeros_like(self.output) if found is None else found[0]
+        if _WHOLE_GRAPH in self._evaluator.verified or is_finite(pushed):
+            return pushed
+        self._evaluator.verified.add(_WHOLE_GRAPH)
+        self._cotangent = None
+        return self._through_graph(tensors)
 
     def _by_differences(self, vector: Tensor) -> Tensor:
         if self._differences is None:
@@ -203,7 +211,8 @@ class GraphJacobian(Jacobian):
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(self.output_shape, generator=generator).div_(self.output.numel() ** 0.5)
         cotangent = drawn.to(self.output.device, self.dtype).requires_grad_()
-        with record_cotangent_only(cotangent):
+        whole = _WHOLE_GRAPH in self._evaluator.verified
+        with nullcontext() if whole else record_cotangent_only(cotangent):
             self._pulled_back = torch.autograd.grad(
                 self.output, self._leaves, cotangent, create_graph=True, materialize_grads=True
             )

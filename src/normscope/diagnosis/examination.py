@@ -21,7 +21,7 @@ from normscope.problem.isolation import isolated
 from normscope.problem.loss_state import loss_modules
 from normscope.problem.modes import set_flags, training_flags
 from normscope.problem.outputs import output_tensors
-from normscope.problem.parameters import parameter_layout
+from normscope.problem.parameters import parameter_layout, to_dense
 from normscope.problem.problem import Problem
 from normscope.problem.wrappers import run_unwrapped
 from normscope.training.optimizers import copy_optimizer, take_step
@@ -152,7 +152,7 @@ class Examination:
                 gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
                 names = self._evaluator.layout.names
                 found = zip(names, gradients, strict=True)
-                seen.gradients = {n: g.detach() for n, g in found if g is not None}
+                seen.gradients = {n: to_dense(g).detach() for n, g in found if g is not None}
         return seen
 
     def forward(

@@ -16,6 +16,7 @@ from normscope.problem.global_state import uncached_autocast
 from normscope.problem.isolation import Isolation, isolated
 from normscope.problem.loss_state import loss_modules, stateless_loss
 from normscope.problem.modes import in_mode
+from normscope.problem.parameters import to_dense
 from normscope.problem.problem import Problem
 from normscope.problem.references import refuse_held_parameters
 from normscope.problem.twice_differentiable import TwiceDifferentiable
@@ -155,7 +156,7 @@ class BatchLoss:
             gradient, leaf.grad = leaf.grad, None
             assert gradient is not None
             with torch.no_grad():
-                comparison.add(name, gradient.to_dense() if gradient.is_sparse else gradient)
+                comparison.add(name, to_dense(gradient))
 
         for name, leaf in leaves.items():
             # untyped in torch
@@ -179,7 +180,7 @@ def differentiate(loss: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tens
 
 def dense(gradient: Tensor) -> Tensor:
     """Return a gradient as a dense tensor without a graph."""
-    return (gradient.to_dense() if gradient.is_sparse else gradient).detach()
+    return to_dense(gradient).detach()
 
 
 def _twice_differentiable(model: nn.Module) -> TwiceDifferentiable:

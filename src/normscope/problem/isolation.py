@@ -30,7 +30,7 @@ from normscope.problem.attributes import (
 )
 from normscope.problem.global_state import capture_global_state
 from normscope.problem.hooks import HOOK_FLAGS, HOOKS
-from normscope.problem.wrappers import refuse_scripted
+from normscope.problem.wrappers import refuse_scripted, without_reentrant_checkpoints
 from normscope.warn import warn
 
 T = TypeVar("T")
@@ -148,7 +148,7 @@ class Isolation:
         """
         preserved = self.random.preserved(seed) if restore_random else nullcontext()
         self._values = list(self._parameter_values()) if trainable else []
-        with MODEL_LOCK, preserved:
+        with MODEL_LOCK, preserved, without_reentrant_checkpoints():
             if seed is not None and not restore_random:
                 self.random.seed(seed)
             restore = Undo(self._restore)

@@ -57,7 +57,9 @@ class ParameterLayout:
         zero = torch.zeros((), dtype=self.dtype, device=self.device)
         return torch.cat(
             [
-                (zero.expand(shape) if tensor is None else tensor).reshape(-1).to(self.dtype)
+                (zero.expand(shape) if tensor is None else to_dense(tensor))
+                .reshape(-1)
+                .to(self.dtype)
                 for tensor, shape in zip(tensors, self.shapes, strict=True)
             ]
         )
@@ -94,6 +96,11 @@ class ParameterLayout:
                 "vector.to(device)."
             )
         return vector.detach().to(self.dtype)
+
+
+def to_dense(gradient: Tensor) -> Tensor:
+    """Return a gradient as a dense tensor; those of embeddings may be sparse."""
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def parameter_layout(model: nn.Module, params: Parameters = None) -> ParameterLayout:

@@ -19,8 +19,9 @@ class TwiceDifferentiable(FunctionMode):
     """Inside, every operation has a second derivative where an equal expression is known.
 
     The fused kernels of attention have none, nor do hardsigmoid, embedding_bag, cdist, pdist and
-    the multi-class margin losses. Values agree up to rounding. Other threads are not affected:
-    ``torch.nn.attention.sdpa_kernel`` would select kernels for the whole process.
+    the multi-class margin losses, nor sparse gradients of embeddings. Values agree up to rounding.
+    Other threads are not affected: ``torch.nn.attention.sdpa_kernel`` would select kernels for the
+    whole process.
 
     Attributes:
         used: whether any operation was replaced.
@@ -33,7 +34,8 @@ class TwiceDifferentiable(FunctionMode):
     def call(self, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Compute a known operation by its equal expression; call any other as it is."""
         expression = _EXPRESSIONS.get(function)
-        if expression is None:
+        is_dense = function is functional.embedding and not options.get("sparse")
+        if expression is None or is_dense:
             return function(*args, **options)
         self.used = True
         return expression(*args, **options)  # inside this mode is off
@@ -86,6 +88,11 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     """Return relu6(x + 3) / 6."""
     result = functional.relu6(input + 3) / 6
     return input.copy_(result) if inplace else result
+
+
+def _embedding(input: Tensor, weight: Tensor, sparse: bool, **options: Any) -> Tensor:
+    """Return the rows of a table, whose gradient would be sparse."""
+    return functional.embedding(input, weight, sparse=False, **options)
 
 
 def _embedding_bag(
@@ -220,6 +227,7 @@ _EXPRESSIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     functional.scaled_dot_product_attention: _attention,
     functional.multi_head_attention_forward: _multi_head_attention,
     functional.hardsigmoid: _hardsigmoid,
+    functional.embedding: _embedding,
     functional.embedding_bag: _embedding_bag,
     functional.pdist: _pdist,
     torch.cdist: _cdist,

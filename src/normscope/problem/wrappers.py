@@ -1,7 +1,10 @@
-"""Models that torch.jit, torch.compile, DataParallel, DDP or FSDP has wrapped."""
+"""Models that torch.jit, torch.compile, checkpoints, DataParallel, DDP or FSDP have wrapped."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from types import FunctionType, MethodType
@@ -10,8 +13,10 @@ from typing import Any
 from torch import nn
 from torch.jit import ScriptModule
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import checkpoint
 
 from normscope.errors import ArgumentTypeError
+from normscope.interrupts import Undo
 
 
 def refuse_scripted(model: nn.Module) -> None:
@@ -99,6 +104,43 @@ def _use_own_statistics(layer: _BatchNorm) -> None:
         layer.__dict__["forward"] = partial(_BatchNorm.forward, layer)
     elif layer.__dict__.get("process_group") is not None:
         layer.__dict__["process_group"] = None
+
+
+_CHECKPOINT: Any = checkpoint.CheckpointFunction  # without annotations
+
+
+@contextmanager
+def without_reentrant_checkpoints() -> Iterator[None]:
+    """Inside, this thread runs checkpoints with ``use_reentrant=True`` as plain calls.
+
+    `torch.autograd.grad` cannot differentiate them: the graph hides their parameters, and it raises
+    an error or, if no trained parameter comes before, silently leaves them out. Only one thread at
+    a time may be inside.
+
+    Yields:
+        Nothing.
+    """
+    thread, checkpointed = threading.get_ident(), _CHECKPOINT.apply
+
+    def apply(function: Callable[..., Any], preserves_random: bool, *inputs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return checkpointed(function, preserves_random, *inputs)
+        return function(*inputs)
+
+    restore = Undo(partial(_set_checkpoint, vars(_CHECKPOINT).get("apply")))
+    try:
+        _set_checkpoint(staticmethod(apply))
+        yield
+    finally:
+        restore()
+
+
+def _set_checkpoint(apply: Any) -> None:
+    """Set what reentrant checkpoints call; None for torch's own."""
+    if apply is not None:
+        _CHECKPOINT.apply = apply
+    elif "apply" in vars(_CHECKPOINT):
+        del _CHECKPOINT.apply
 
 
 _ORIGINAL = "_torchdynamo_orig_callable"  # of what torch.compile returns for a function

@@ -1,12 +1,16 @@
 """Curvature through operations that torch differentiates once only, against finite differences."""
 
+import copy
+
 import pytest
 import torch
 from tests.references.curvature import Reference
 from tests.unit.curvature.networks import randomized
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
+import normscope as ns
 from normscope.curvature import dense, operator, top_eigenvalue
 from normscope.errors import NormscopeWarning, StateError
 
@@ -89,6 +93,10 @@ class SinglePrecision(Segments):
 NETWORKS = {
     "mobile": MobileBlock,
     "grid_sample": Warp,
+    "orthogonal": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 4), nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)),
+        nn.Tanh(), nn.Linear(4, 3),
+    ),
     "weight_norm": lambda: nn.Sequential(
         nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(16, 4)), nn.BatchNorm1d(4),
         nn.Tanh(), nn.Linear(4, 3),
@@ -222,6 +230,81 @@ def test_rounding_of_a_deep_residual_net_is_not_taken_for_a_wrong_derivative():
     assert single.converged
     assert double.converged
     assert single.value == pytest.approx(double.value, rel=2e-3)
+
+
+class Checkpointed(nn.Module):
+    """A reentrant checkpoint with no trained parameter before it, as when adapters are trained."""
+
+    def __init__(self, is_checkpointed):
+        super().__init__()
+        self.embed = nn.Embedding(5, 4).requires_grad_(False)
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 4))
+        self.head, self.is_checkpointed = nn.Linear(4, 3), is_checkpointed
+
+    def forward(self, tokens):
+        hidden = self.embed(tokens).mean(1).requires_grad_()
+        if self.is_checkpointed:
+            return self.head(checkpoint(self.body, hidden, use_reentrant=True))
+        return self.head(self.body(hidden))
+
+
+@pytest.mark.parametrize("kind", ["fisher", "ggn", "hessian"])
+def test_reentrant_checkpoint_hides_no_parameter(kind):
+    plain = randomized(Checkpointed(is_checkpointed=False))
+    model = copy.deepcopy(plain)
+    model.is_checkpointed = True
+    batch = torch.arange(18).view(6, 3) % 5, torch.arange(6) % 3
+    expected = dense(plain, "cross_entropy", batch, kind)
+    torch.testing.assert_close(dense(model, "cross_entropy", batch, kind), expected)
+    assert expected[:16].abs().max() > 1e-3
+    output = model(batch[0])  # and torch's own checkpoints are back
+    assert output.grad_fn.next_functions[1][0].name() == "CheckpointFunctionBackward"
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_learning_rate_with_reentrant_checkpoints_is_that_without(is_trained):
+    plain = randomized(Checkpointed(is_checkpointed=False))
+    plain.embed.requires_grad_(is_trained)
+    model = copy.deepcopy(plain)
+    model.is_checkpointed = True
+    batch = torch.arange(18).view(6, 3) % 5, torch.arange(6) % 3
+    limits = [ns.max_learning_rate(each, "cross_entropy", batch).limit for each in (plain, model)]
+    assert limits[1] == pytest.approx(limits[0], rel=1e-6)
+
+
+class SparseTables(nn.Module):
+    """Tables of rows whose gradients are sparse tensors."""
+
+    def __init__(self, is_sparse):
+        super().__init__()
+        self.table = nn.Embedding(5, 3, sparse=is_sparse)
+        self.bag = nn.EmbeddingBag(5, 3, sparse=is_sparse)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, tokens):
+        return self.head(torch.tanh(self.table(tokens).sum(1) + self.bag(tokens)))
+
+
+@pytest.mark.parametrize("kind", ["fisher", "ggn", "hessian"])
+def test_matrix_of_an_embedding_with_sparse_gradients(kind):
+    plain, model = randomized(SparseTables(False)), randomized(SparseTables(True))
+    batch = torch.arange(18).view(6, 3) % 5, torch.arange(6) % 3
+    expected = Reference(plain, functional.cross_entropy, batch, "train").matrix(kind)
+    found = dense(model, "cross_entropy", batch, kind)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()))
+
+
+def test_sparse_gradients_are_advised_and_examined_as_dense_ones():
+    plain, model = randomized(SparseTables(False)), randomized(SparseTables(True))
+    batch = torch.arange(18).view(6, 3) % 5, torch.arange(6) % 3
+    limits = [ns.max_learning_rate(each, "cross_entropy", batch).limit for each in (plain, model)]
+    assert limits[1] == pytest.approx(limits[0], rel=1e-6)
+    given = {"norms": ["none"], "verify": False}
+    reports = [ns.compare(each, "cross_entropy", batch, **given) for each in (plain, model)]
+    assert str(reports[1]) == str(reports[0])
+    diagnosis = ns.doctor(model, "cross_entropy", batch)
+    assert "Not checked" not in str(diagnosis)
+    assert len(diagnosis.findings) == len(ns.doctor(plain, "cross_entropy", batch).findings)
 
 
 class OnlyForward(torch.autograd.Function):
