@@ -128,6 +128,30 @@ def test_dropout_that_is_switched_off_by_its_flag_drops_nothing():
     assert dropped == pytest.approx(2 * kept)
 
 
+class FunctionalDropout(nn.Module):
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+def test_dropout_called_as_a_function_counts_like_the_layer():
+    layer, function = network(), network()
+    layer.insert(2, nn.Dropout(0.5))
+    function.insert(2, FunctionalDropout())
+    assert predict(function).lambda_max == predict(layer).lambda_max
+    function[2].eval()
+    assert predict(function).lambda_max == predict(network()).lambda_max
+
+
+def test_rms_norm_over_several_dimensions_is_refused():
+    class WholeNorm(nn.Module):
+        def forward(self, x):
+            return nn.functional.rms_norm(x, x.shape[1:])
+
+    model = nn.Sequential(nn.Linear(8, 16), WholeNorm(), nn.Linear(16, 3))
+    with pytest.raises(NoClosureError, match=r"^1 \(WholeNorm\): .* the function rms_norm"):
+        predict(model, (4, 8))
+
+
 def test_tied_weights_are_refused():
     model = nn.Sequential(*network(), nn.ReLU(), nn.Linear(10, 10).double())
     model.insert(4, nn.Linear(100, 100).double())

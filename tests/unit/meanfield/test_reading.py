@@ -85,6 +85,7 @@ def test_forward_functions_are_followed():
         "AveragePool",
         "Convolution",
         "Nonlinearity",
+        "Dropout",
         "Addition",
         "Flatten",
         "Linear",

@@ -46,7 +46,7 @@ from normscope.problem.batch import follow_model
 from normscope.problem.copies import copy_module, undisturbed
 from normscope.problem.diagnose import FitCheck, require_module
 from normscope.problem.isolation import RandomGenerators
-from normscope.problem.trace import GRADIENTS, UntraceableError, record_calls
+from normscope.problem.trace import CALLER, GRADIENTS, UntraceableError, record_calls
 from normscope.problem.wrappers import refuse_sharded, unwrapped
 
 _INCREASING = ("relu", "leaky_relu", "linear", "tanh", "sigmoid", "erf")
@@ -245,7 +245,7 @@ class _Reader(Builder):
         reason = unreadable(own, self.model)
         if reason is not None:
             raise refused(name, f"a {type(module).__name__} {reason}")
-        if isinstance(operation, Dropout) and self.model.training and not own.training:
+        if self._is_off(operation, own):
             operation = None
         if isinstance(module, _MOVING_MODULES) and self._moved(node, name, module):
             return
@@ -302,7 +302,13 @@ class _Reader(Builder):
         if isinstance(operation, Unsupported):
             self._refuse_tensors(node)
             raise refused(self.where(node), words_of_call(name, node))
+        if self._is_off(operation, self.model.get_submodule(str(node.meta.get(CALLER, "")))):
+            operation = None
         self._apply(node, self.name(node), operation)
+
+    def _is_off(self, operation: object, owner: nn.Module) -> bool:
+        """Return whether it is dropout of a module in eval mode, in a model that trains."""
+        return isinstance(operation, Dropout) and self.model.training and not owner.training
 
     def _rearranged_or_combined(self, node: fx.Node, name: str) -> Any:
         """Return the value of a call that depends on layouts, None for other calls."""

@@ -317,6 +317,8 @@ def _call_norm(name: str, node: fx.Node) -> Made:
     eps = float(argument(node, 4 if centred else 3, "eps") or default)
     if weight is not None or bias is not None or not isinstance(shape, (tuple, list)):
         return Unsupported.HERE
+    if not centred and len(shape) > 1:
+        return Unsupported.HERE
     return SampleNorm(eps=eps, shape=tuple(shape)) if centred else TokenNorm(eps=eps, centred=False)
 
 
@@ -357,8 +359,12 @@ def _as_module(node: fx.Node) -> Made:
 
 
 def _call_dropout(node: fx.Node) -> Made:
-    """Return the identity if the function depends on the mode: it is traced in eval mode."""
-    return Unsupported.HERE if argument(node, 2, "training", True) else None
+    """Return the layer's operation if the function depends on the mode: it is traced in eval mode.
+
+    As for the layer, the theory is that of train mode.
+    """
+    depends = not argument(node, 2, "training", True)
+    return _dropout(nn.Dropout(argument(node, 1, "p", 0.5))) if depends else Unsupported.HERE
 
 
 _NAMED_CALLS = {name: name for name in ("relu", "tanh", "erf", "silu", "sigmoid", "hardswish")}
