@@ -144,13 +144,18 @@ def _identify(module: nn.Module) -> PositionwiseNorm | None:
 
 
 def _trial_inputs(features: int) -> Iterator[tuple[int, int, Tensor]]:
-    """Yield the feature axis, the spatial dimensions and an input of large and small values."""
+    """Yield the feature axis, the spatial dimensions and an input of large and small values.
+
+    One feature of the largest is far above the others, so that clamped outputs are detected too.
+    """
     sizes = [size for size in (2, 3, 5) if size != features]
-    shapes = [(2, sizes[0], features), (2, features, *sizes[:2]), (2, features, sizes[0])]
+    shapes = [(3, sizes[0], features), (3, features, *sizes[:2]), (3, features, sizes[0])]
     for (axis, dimensions), shape in zip(((-1, 0), (1, 2), (1, 1)), shapes, strict=True):
         count = torch.Size(shape).numel()
         x = 10 * torch.sin(1.7 * torch.arange(count, dtype=torch.float64)).reshape(shape)
         x[1] *= 1e-3  # here the epsilon matters
+        x[2] *= 1e3
+        x[2].movedim(axis - (axis > 0), -1)[..., 0] *= 1e3
         yield axis, dimensions, x
 
 

@@ -56,6 +56,19 @@ class OutsideRMSNorm(LlamaRMSNorm):
         return self.weight * hidden / (root + self.variance_epsilon)
 
 
+class ClampedRMSNorm(LlamaRMSNorm):
+    """Limits its output, or its input."""
+
+    def __init__(self, size, low=-3.0, high=3.0, of_input=False):
+        super().__init__(size)
+        self.limits, self.of_input = (low, high), of_input
+
+    def forward(self, hidden):
+        if self.of_input:
+            return super().forward(hidden.clamp(*self.limits))
+        return super().forward(hidden).clamp(*self.limits)
+
+
 class RMSNormBlock(nn.Module):
     """Contains a norm layer and owns no weight."""
 
@@ -99,13 +112,21 @@ def test_normalization_is_recognized_by_what_it_computes(module, expected):
     assert all(torch.equal(state[name], each) for name, each in module.state_dict().items())
 
 
-@pytest.mark.parametrize("make", [SquaredRMSNorm, lambda size: OutsideRMSNorm(size, 1e-2)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        SquaredRMSNorm,
+        lambda size: OutsideRMSNorm(size, 1e-2),
+        ClampedRMSNorm,
+        lambda size: ClampedRMSNorm(size, -1e3, 1e3, of_input=True),
+    ],
+)
 def test_name_alone_does_not_make_a_norm(make):
-    module = make(4)
+    module = make(16)
     assert positionwise_norm(module) is None
     assert kind_of(module) is None
     assert not is_norm(module)
-    model = nn.Sequential(nn.Linear(4, 4), module, nn.LayerNorm(4))
+    model = nn.Sequential(nn.Linear(4, 16), module, nn.LayerNorm(16))
     with pytest.raises(InputError, match="RMSNorm '1' looks like a norm layer by its name and"):
         convert(model, "layer")
 
