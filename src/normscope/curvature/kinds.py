@@ -245,16 +245,17 @@ def hessian(at: BatchPoint) -> BatchCurvature:
 
 def _chain_hessian(at: BatchPoint, chain: ChainJacobian) -> BatchCurvature | None:
     """Return the Hessian of a chain; None if the loss is not a function of the output alone."""
-    loss_of, randomness = at.evaluator.problem.loss_of, at.evaluator.fixed_randomness
-    with at.context():  # a loss may draw random numbers, the same ones each time
+    loss_of = at.evaluator.problem.loss_of
+    # each call in a context of its own: a loss may draw random numbers, or count its calls
+    with at.context():
         if loss_of(chain.output.clone(), at.target).requires_grad:
             return None  # it has parameters, or penalizes those of the model
-        with randomness(at.number):
-            output = chain.output.detach().requires_grad_()
-            value = loss_of(output.clone(), at.target)  # a loss may overwrite its input
+    with at.context():
+        output = chain.output.detach().requires_grad_()
+        value = loss_of(output.clone(), at.target)  # a loss may overwrite its input
         if not value.requires_grad:
             return None
         (gradient,) = torch.autograd.grad(value, output, materialize_grads=True)
-        with randomness(at.number):
-            metric = output_hessian(at.loss, chain.output, at.target)
-        return chain.hessian(gradient, metric)
+    with at.context():
+        metric = output_hessian(at.loss, chain.output, at.target)
+    return chain.hessian(gradient, metric)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,10 +165,6 @@ class Evaluator:
         # buffers are copied each time: a forward pass in train mode updates them
         buffers = {name: self.point[name].clone() for name in self._buffers}
         return self.point | buffers | dict(zip(self.layout.names, leaves, strict=True))
-
-    def fixed_randomness(self, number: int = 0) -> AbstractContextManager[None]:
-        """Seed the draws of the model on one batch; restore all generators on exit."""
-        return RandomGenerators(self.problem.model).preserved(self.seed + number)
 
     def leaves(self) -> tuple[Tensor, ...]:
         """Return the parameters to differentiate by, as leaves of a new graph."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import loss as torch_losses
 
 from normscope.problem.isolation import isolated
 from normscope.problem.loss import Loss, WholeLoss, whole_loss
@@ -77,10 +78,14 @@ def _restore_after(function: Callable[..., Any], modules: Sequence[nn.Module]) -
 
 
 def _has_state(module: nn.Module) -> bool:
-    own = vars(nn.Module()).keys()
-    immutable = bool | int | float | str | None
-    return any(
-        next(part.buffers(False), None) is not None
-        or any(name not in own and not isinstance(v, immutable) for name, v in vars(part).items())
-        for part in module.modules()
-    )
+    return any(map(_may_change, module.modules()))
+
+
+def _may_change(module: nn.Module) -> bool:
+    """Return whether a call may change what the module's own attributes are."""
+    defined_in = type(module).__module__
+    if defined_in == torch_losses.__name__:
+        return False  # buffers with the weights of classes
+    is_torchs = defined_in.startswith("torch.nn.")
+    attributes = vars(module).keys() - vars(nn.Module()).keys()
+    return next(module.buffers(False), None) is not None or bool(attributes and not is_torchs)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.func import grad, jacrev
 from torch.nn import functional
 
+from normscope.curvature import top_eigenvalue
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, UnknownNameError
 from normscope.problem import (
     LOSSES,
@@ -395,6 +396,37 @@ def test_stateless_loss_is_the_same_function_at_every_call():
     assert same(2 * output, target) == same(2 * output, target)
     assert (loss.mean.item(), loss.values) == (1.0, [])
     assert stateless_loss(functional.mse_loss, []) is functional.mse_loss
+
+
+class CountingLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, output, target):
+        self.calls += 1
+        return self.calls * functional.mse_loss(output, target)
+
+
+def test_stateless_loss_does_not_count_its_calls():
+    loss, output, target = CountingLoss(), torch.ones(3, 2), torch.zeros(3, 2)
+    same = stateless_loss(loss, [loss])
+    assert [same(output, target).item() for _ in range(2)] == [1.0, 1.0]
+    assert loss.calls == 0
+    weighted = nn.CrossEntropyLoss(weight=torch.ones(2))  # known in closed form if it stays itself
+    assert stateless_loss(weighted, [weighted]) is weighted
+
+
+@pytest.mark.parametrize("loss", [CountingLoss, RunningMean])
+@pytest.mark.parametrize("kind", ["ggn", "hessian"])
+def test_curvature_is_that_of_the_first_call_of_a_loss_with_state(loss, kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x, y = torch.randn(8, 3).double(), torch.randn(8, 2).double()
+    scale = (loss().double()(model(x), y) / functional.mse_loss(model(x), y)).item()
+    found = top_eigenvalue(model, loss().double(), (x, y), kind=kind, tol=1e-6).value
+    expected = top_eigenvalue(model, nn.MSELoss(), (x, y), kind=kind, tol=1e-6).value
+    assert found == pytest.approx(scale * expected, rel=1e-5)
 
 
 def test_loss_modules_are_found_in_closures_partials_and_methods():
