@@ -8,19 +8,17 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from normscope.probes.gradients import GradientComparison
 from normscope.problem.batch import Batch, copy_batch, map_tensors
 from normscope.problem.global_state import uncached_autocast
 from normscope.problem.isolation import Isolation, isolated
-from normscope.problem.loss_state import loss_modules, stateless_loss
+from normscope.problem.loss_state import loss_modules
 from normscope.problem.modes import in_mode
 from normscope.problem.parameters import to_dense
 from normscope.problem.problem import Problem
 from normscope.problem.references import refuse_held_parameters
 from normscope.problem.twice_differentiable import TwiceDifferentiable
-from normscope.problem.wrappers import run_unwrapped
 
 
 class BatchLoss:
@@ -64,13 +62,12 @@ class BatchLoss:
             buffers = {name: buffer.clone() for name, buffer in self._buffers.items()}
             tensors = {**buffers, **parameters}
             restore_random = not self._keeps_randomness
-            with self._isolation.entered(tensors, self.seed, restore_random):
-                _run_eagerly(self.problem.model)
-                with (
-                    in_mode(self.problem.model, self.mode, twice),
-                    _twice_differentiable(self.problem.model) if twice else nullcontext(),
-                ):
-                    yield
+            with (
+                self._isolation.entered(tensors, self.seed, restore_random),
+                in_mode(self.problem.model, self.mode, twice),
+                _twice_differentiable(self.problem.model) if twice else nullcontext(),
+            ):
+                yield
 
     @contextmanager
     def several_passes(self) -> Iterator[None]:
@@ -84,19 +81,17 @@ class BatchLoss:
 
     @contextmanager
     def isolated_problem(self) -> Iterator[Problem]:
-        """Yield the problem for the curvature package, without compiled parts or other processes.
+        """Yield the problem for the curvature package, on copies of the batch and the loss's state.
 
         Autocast is off: products that it rounds give no eigenvalues.
 
         Yields:
-            The problem; its loss starts from the same state each time.
+            The problem.
         """
         exact = torch.autocast(self.problem.device.type, enabled=False)
         model, loss = self.problem.model, self.problem.loss
         with isolated(model, *self.loss_modules), torch.inference_mode(False), exact:
-            _run_eagerly(model)
-            steady = stateless_loss(loss, self.loss_modules)
-            yield Problem(model, steady, copy_batch(self.batch))  # may be of inference mode
+            yield Problem(model, loss, copy_batch(self.batch))  # may be of inference mode
 
     def forward(self) -> Tensor:
         """Return the loss with its graph, inside `at`; on a copy of the batch.
@@ -188,17 +183,3 @@ def _twice_differentiable(model: nn.Module) -> TwiceDifferentiable:
     substitutes = TwiceDifferentiable()
     substitutes.enter_in_modules(model)
     return substitutes
-
-
-def _run_eagerly(model: nn.Module) -> None:
-    """Make every module run uncompiled, in this process, on its present tensors.
-
-    The isolation context around restores the modules.
-    """
-    run_unwrapped(model)
-    for module in model.modules():
-        own = module.__dict__
-        if isinstance(module, nn.RNNBase):  # it keeps a second list of its weights
-            own["_flat_weights"] = [getattr(module, name) for name in module._flat_weights_names]
-        if isinstance(module, nn.SyncBatchNorm):  # a subclass with a forward pass of its own
-            own["forward"] = partial(_BatchNorm.forward, module)

@@ -32,7 +32,7 @@ from normscope.problem.references import (
     refuse_held_parameters,
 )
 from normscope.problem.twice_differentiable import TwiceDifferentiable
-from normscope.problem.wrappers import refuse_sharded, run_unwrapped
+from normscope.problem.wrappers import refuse_sharded
 
 _ORDER_SAMPLES = 4  # on which the two memory orders of images are compared
 _ORDER_TOLERANCE = 1e-4  # of the largest output; some layers amplify rounding
@@ -148,7 +148,6 @@ class Evaluator:
             torch.enable_grad(),
             explain_errors(),
         ):
-            run_unwrapped(model)
             if twice and self._substitutes.used:
                 self._substitutes.enter_in_modules(model)
             yield

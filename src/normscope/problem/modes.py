@@ -27,6 +27,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from normscope.errors import InputError, StateError
 from normscope.problem.global_state import FunctionMode
+from normscope.problem.wrappers import run_unwrapped
 from normscope.registry import unknown_name
 
 MODES = ("train", "frozen", "eval", "as_is")
@@ -146,6 +147,8 @@ def in_mode(
 ) -> Iterator[None]:
     """Set the model up for a mode; use it inside `isolated`, which restores the model.
 
+    Every module runs as by `run_unwrapped`.
+
     Args:
         model: the model.
         mode: "train", "frozen", "eval" or "as_is".
@@ -156,21 +159,11 @@ def in_mode(
         Nothing.
     """
     set_flags(model, training_flags(model, mode) if flags is None else flags)
-    for module in model.modules():
-        # a plain SyncBatchNorm refuses CPU tensors once torch.distributed is initialized
-        plain = type(module).forward is nn.SyncBatchNorm.forward
-        if isinstance(module, nn.SyncBatchNorm) and plain and not _synchronizes(module):
-            module.__dict__["forward"] = functools.partial(_BatchNorm.forward, module)
+    run_unwrapped(model)
     if twice:
         _FAST.layers(model, mode != "frozen")  # frozen mode replaces norm layers itself
     with _freeze_statistics(model) if mode == "frozen" else nullcontext():
         yield
-
-
-def _synchronizes(module: nn.SyncBatchNorm) -> bool:
-    """Return whether the layer would communicate with other processes in training."""
-    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return ready and torch.distributed.get_world_size(module.process_group) > 1
 
 
 def _freeze_statistics(model: nn.Module) -> _ConstantStatistics:

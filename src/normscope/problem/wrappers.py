@@ -10,7 +10,7 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
-from torch import nn
+from torch import distributed, nn
 from torch.jit import ScriptModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import checkpoint
@@ -100,10 +100,16 @@ def run_unwrapped(model: nn.Module) -> None:
 
 def _use_own_statistics(layer: _BatchNorm) -> None:
     """Let a layer with statistics shared by processes take those of its own batch."""
+    own = layer.__dict__
+    if not isinstance(layer, nn.SyncBatchNorm):
+        if own.get("process_group") is not None:
+            own["process_group"] = None
+        return
+    if distributed.is_available():
+        own["process_group"] = distributed.GroupMember.NON_GROUP_MEMBER  # None is all processes
     if type(layer).forward is nn.SyncBatchNorm.forward:
-        layer.__dict__["forward"] = partial(_BatchNorm.forward, layer)
-    elif layer.__dict__.get("process_group") is not None:
-        layer.__dict__["process_group"] = None
+        # which refuses CPU tensors once torch.distributed is initialized
+        own.setdefault("forward", partial(_BatchNorm.forward, layer))
 
 
 _CHECKPOINT: Any = checkpoint.CheckpointFunction  # without annotations

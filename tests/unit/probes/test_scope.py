@@ -561,3 +561,19 @@ def test_loss_with_a_penalty_is_measured_or_refused(held):
             parameter.sub_(0.1 * distance * gradient)
         expected = loss(model(data[0]), data[1]).item()
     assert float(scope.results["ray_loss"][0, 0]) == pytest.approx(expected, rel=1e-12)
+
+
+class ActivatedSyncBatchNorm(nn.SyncBatchNorm):
+    """As timm's ``SyncBatchNormAct``: the activation is part of the norm layer."""
+
+    def forward(self, input):
+        return torch.tanh(super().forward(input))
+
+
+def test_sync_batch_norm_with_its_own_forward_keeps_it():
+    x, y = batch()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), ActivatedSyncBatchNorm(9))
+    scope = Scope(model, "cross_entropy", sgd(model), ["gradient_norms"], every=1)
+    scope.step(x, y)
+    expected = nn.functional.cross_entropy(model(x), y).item()
+    assert scope.results["loss"].item() == pytest.approx(expected, rel=1e-6)

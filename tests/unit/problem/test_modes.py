@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from normscope import whole_loss
 from normscope.curvature import operator, top_eigenvalue
 from normscope.errors import StateError
+from normscope.problem import in_mode, isolated
 
 
 def data(samples: int = 8) -> tuple[Tensor, Tensor]:
@@ -47,6 +48,16 @@ def test_subclass_of_sync_batch_norm_keeps_its_own_forward() -> None:
     expected = product(net(SameByFunctions()))
     model = net(OwnSyncBatchNorm(4, affine=False))
     torch.testing.assert_close(product(model), expected)
+
+
+def test_sync_batch_norm_does_not_wait_for_other_processes() -> None:
+    """Of a group that this process is not in, whose size is -1, it takes no statistics."""
+    layers = nn.SyncBatchNorm(4), OwnSyncBatchNorm(4)
+    model = nn.Sequential(*layers)
+    with isolated(model), in_mode(model, "train"):
+        groups = [layer.process_group for layer in layers]
+        assert [torch.distributed.get_world_size(group) for group in groups] == [-1, -1]
+    assert [layer.process_group for layer in layers] == [None, None]
 
 
 class Checkpointed(nn.Module):

@@ -40,6 +40,7 @@ from normscope.problem.evaluate import prefers_channels_last
 from normscope.problem.isolation import isolated
 from normscope.problem.modes import set_flags, training_flags
 from normscope.problem.parameters import ParameterLayout
+from normscope.problem.wrappers import run_unwrapped
 
 _CHECKED_SAMPLES = 32
 _DTYPES = (torch.float32, torch.float64)
@@ -159,9 +160,10 @@ def _tensors(
 
 @contextmanager
 def _isolated(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Run the model on other tensors, with buffers copied, and restore it on exit."""
+    """Run the model alone, on other tensors, with buffers copied, and restore it on exit."""
     buffers = {name: tensors[name].clone() for name, _ in model.named_buffers()}
     with isolated(model, tensors={**tensors, **buffers}):
+        run_unwrapped(model)
         yield
 
 
@@ -286,8 +288,6 @@ def _padding(module: Any) -> tuple[int, ...]:
 
 @_reads(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, BatchNorm1d, BatchNorm2d, BatchNorm3d)
 def _batch_norm(name: str, module: Any, inputs: Tensor, at: _Point) -> _Reading:
-    if getattr(module, "process_group", None) is not None:
-        raise NotAChainError("batch statistics are shared between processes")
     if inputs.dim() < 2 or inputs.shape[1] != module.num_features:
         raise NotAChainError("batch normalization has an input of another shape")
     statistics = None if module.training else _running_statistics(name, at)

@@ -144,13 +144,20 @@ DECLINED = {
     "two inputs": lambda: TwoInputs(None),
     "parametrization": lambda: with_layer(parametrizations.weight_norm(nn.Linear(4, 4))),
     "spectral norm": lambda: with_layer(spectral_norm(nn.Linear(4, 4))),
-    "synchronized": lambda: with_layer(BatchNorm1d(4, process_group="world")),
 }
 
 
 @pytest.mark.parametrize("name", DECLINED)
 def test_chain_declines_what_it_does_not_know(name):
     assert read(DECLINED[name]().double(), vectors()) is None
+
+
+def test_chain_takes_the_statistics_of_its_own_batch_where_processes_share_them():
+    shared, own = (with_layer(BatchNorm1d(4, process_group=group)) for group in ("world", None))
+    own.load_state_dict(shared.state_dict())
+    cotangent = torch.ones(len(vectors()), 2, dtype=torch.float64)
+    products = [read(net.double(), vectors()).gram(cotangent)[0] for net in (shared, own)]
+    torch.testing.assert_close(*products)
 
 
 def test_chain_declines_the_same_module_at_two_places():
