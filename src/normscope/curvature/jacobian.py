@@ -17,7 +17,12 @@ from normscope.curvature.missing_derivatives import (
     lacks_derivative,
     missing_derivative_error,
 )
-from normscope.curvature.precision import evaluate_in_double, inner_products, length
+from normscope.curvature.precision import (
+    OTHER_SCALE,
+    evaluate_in_double,
+    inner_products,
+    length,
+)
 from normscope.errors import NormscopeError
 from normscope.problem.batch import Batch
 from normscope.problem.diagnose import check_finite, is_finite
@@ -31,7 +36,6 @@ _BY_GRAPH, _BY_FORWARD_MODE, _BY_DIFFERENCES = (
 # for a backward pass that torch does not write as a linear function, such as matrix_exp's
 _WHOLE_GRAPH = "jacobian through the whole graph"
 _ADJOINT_TOLERANCE = 1e-3  # a tensor without derivatives has a part of one over their number
-_OTHER_SCALE = 1.37  # not a power of two, which would round in the same way
 _LEAST_GRADIENT = 1e-3  # of the longest; a gradient of zero up to rounding must not count
 
 
@@ -281,10 +285,10 @@ class GraphJacobian(Jacobian):
     def rounding(self) -> float:
         """Return the relative rounding of J^T u, by another multiple of u; a mean over tensors."""
         assert self._cotangent is not None
-        again = self._pull_back(self._cotangent.detach() * _OTHER_SCALE)
+        again = self._pull_back(self._cotangent.detach() * OTHER_SCALE)
         lengths, least = self._lengths()
         errors = [
-            length(one.detach() - other / _OTHER_SCALE)
+            length(one.detach() - other / OTHER_SCALE)
             for one, other in zip(self._pulled_back, again, strict=True)
         ]
         pairs = zip(errors, lengths, strict=True)

@@ -220,10 +220,10 @@ class CurvatureOperator:
     def _curvature(self, number: int, batch: Batch) -> BatchCurvature:
         with torch.inference_mode(False):
             curvature = self._curvature_at(BatchPoint(self.evaluator, batch, number))
-        verified = self.evaluator.verified
-        if not curvature.symmetric and self.kind not in verified:
+        verified, check = self.evaluator.verified, f"symmetry of the kind {self.kind}"
+        if not curvature.symmetric and check not in verified:
             check_symmetric(curvature.times, self.evaluator.layout, self.kind)
-            verified.add(self.kind)
+            verified.add(check)
         return curvature
 
 

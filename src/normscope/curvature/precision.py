@@ -21,6 +21,8 @@ _FEW_SEQUENCES = 2  # ... of samples with several outputs each, such as tokens
 # Entries summed in the vector's own dtype. In float32 torch's norm of 10^8 entries is 1 % short.
 _NORM_ENTRIES = 1 << 16
 _PRODUCT_ENTRIES = 1 << 17
+OTHER_SCALE = 1.37
+"""Factor of a vector that shows the rounding of a product: a power of two would round alike."""
 _LOGGER = logging.getLogger(__name__)
 
 

@@ -22,7 +22,7 @@ from normscope.curvature.missing_derivatives import (
     lacks_derivative,
 )
 from normscope.curvature.output_hessian import OutputHessian
-from normscope.curvature.precision import evaluate_in_double, perturbed
+from normscope.curvature.precision import OTHER_SCALE, evaluate_in_double, perturbed
 from normscope.errors import StateError
 from normscope.problem.batch import Batch
 from normscope.problem.diagnose import check_finite
@@ -33,7 +33,6 @@ _ASYMMETRY = 1e-6  # of the product's length, in float64; smaller wrong derivati
 _KIND_ASYMMETRY = 1e-3  # of a user-defined kind, whose rounding is not known
 _NOISE = 10.0  # times the rounding of the products, which may cause as much
 _CHANGE = 5e-7  # relative, of the parameters: shows the rounding of float32 inside a model
-_SCALE = 1.37  # of vectors: not a power of two, which would round in the same way
 _DIFFERENCED = "differenced hessian"  # in `Evaluator.verified`
 _LOGGER = logging.getLogger(__name__)
 
@@ -188,7 +187,7 @@ def _find_error(
         return None
     other = HessianProduct(_move(evaluator, _CHANGE), moved(_CHANGE), number)
     _, elsewhere = asymmetry(other.times, evaluator.layout)
-    _, scaled = asymmetry(lambda u: product.times(u * _SCALE) / _SCALE, evaluator.layout)
+    _, scaled = asymmetry(lambda u: product.times(u * OTHER_SCALE) / OTHER_SCALE, evaluator.layout)
     rounding = max(float((each - image).norm() / image.norm()) for each in (elsewhere, scaled))
     return _asymmetry_error(difference) if difference > _NOISE * rounding else None
 

@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.layers.kinds import NoNorm, PositionNorm, is_norm
 from normscope.probes.execution import weight_layers
-from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
+from normscope.probes.probe import FORWARD, PROBES, Cost, Dimensions, Probe, Values
 
 if TYPE_CHECKING:
     from normscope.probes.context import StepContext
@@ -168,4 +168,4 @@ class ActivationMoments(Probe):
 
     def cost(self, layers: int, points: int) -> Cost:
         """Return a forward pass at the next step."""
-        return Cost(1 / 3, "a forward pass at the next step, if that is not measured itself")
+        return Cost(FORWARD, "a forward pass at the next step, if that is not measured itself")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import NormscopeError, ShapeError, StateError
-from normscope.problem.batch import Batch, batch_count, copy_batch, has_samples, sample_count
+from normscope.problem.batch import Batch, copy_batch, has_samples, sample_count
 from normscope.problem.diagnose import check_finite, explain_errors
 from normscope.problem.isolation import RandomGenerators, copy_tensors, isolated, substitute
 from normscope.problem.loss_state import loss_modules
@@ -47,7 +47,6 @@ class Evaluation:
         output: the model's output, samples first; a structured one as one tensor; None if a
             `whole_loss` hides it or there is a refusal.
         loss: the scalar loss.
-        samples: what the batch counts for: its samples or graphs, else 1.
         packed: how a structured output became one tensor.
         refusal: why a structured output has no such tensor, to be raised where it is needed.
     """
@@ -55,7 +54,6 @@ class Evaluation:
     leaves: tuple[Tensor, ...]
     output: Tensor | None
     loss: Tensor
-    samples: int
     packed: PackedOutput | None = None
     refusal: NormscopeError | None = None
 
@@ -208,7 +206,7 @@ class Evaluator:
             refuse_foreign_parameters(output, self.parameters, leaves)
             self.verified.add(check)
         self._check_loss(loss, batch, number)
-        return Evaluation(leaves, output, loss, batch_count(batch), packed, refusal)
+        return Evaluation(leaves, output, loss, packed, refusal)
 
     def check(self, output: Tensor, batch: Batch, number: int = 0) -> None:
         """Check an output that was computed otherwise as `__call__` checks that of the model.

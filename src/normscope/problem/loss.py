@@ -314,7 +314,7 @@ def _one_hot(output: Tensor, labels: Tensor) -> Tensor:
 
 
 _TOKENS = (
-    " For a label per token use a loss of your own that flattens both: lambda output, target: "
+    " For a label per token use a custom loss that flattens both: lambda output, target: "
     "F.cross_entropy(output.flatten(0, -2), target.flatten())."
 )
 

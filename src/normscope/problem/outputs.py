@@ -19,7 +19,7 @@ from torch.autograd.graph import Node
 
 from normscope.errors import StateError
 from normscope.problem.diagnose import check_finite, no_gradient_error
-from normscope.problem.references import first_reached
+from normscope.problem.references import first_reached, graph_nodes
 
 
 def replace_tensors(output: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -292,17 +292,9 @@ def _first_outputs(
 def _require_independent(chosen: Sequence[Tensor]) -> None:
     """Refuse outputs of which one is computed from another: their graph has both paths."""
     ends = {(tensor.grad_fn, tensor.output_nr) for tensor in chosen}
-    waiting: list[Node | None] = [tensor.grad_fn for tensor in chosen]
-    seen = set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if any(edge in ends for edge in node.next_functions):
-            raise StateError(
-                "the model computes its loss from several outputs, one of which is computed from "
-                "another, so that their parts in a Gauss-Newton or Fisher matrix cannot be told "
-                "apart; give whole_loss(outputs=..., loss=...), or use kind='hessian'."
-            )
-        waiting += [following for following, _ in node.next_functions]
+    if any(edge in ends for node in graph_nodes(*chosen) for edge in node.next_functions):
+        raise StateError(
+            "the model computes its loss from several outputs, one of which is computed from "
+            "another, so that their parts in a Gauss-Newton or Fisher matrix cannot be told "
+            "apart; give whole_loss(outputs=..., loss=...), or use kind='hessian'."
+        )

@@ -10,9 +10,9 @@ from torch.autograd.graph import Node
 from normscope.errors import StateError
 
 
-def graph_nodes(value: Tensor) -> Iterator[Node]:
-    """Yield the nodes of a value's autograd graph, each once, in a fixed order."""
-    waiting, seen = [value.grad_fn], set()
+def graph_nodes(*values: Tensor) -> Iterator[Node]:
+    """Yield the nodes of the autograd graph of some values, each once, in a fixed order."""
+    waiting, seen = [value.grad_fn for value in values], set()
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:
