@@ -12,7 +12,15 @@ from functools import partial
 
 import pytest
 import torch
-from tests.zoo.faults import FAULTS, HEALTHY, build, with_healthy_optimizer, zoo_case
+from tests.zoo.faults import (
+    FAULTS,
+    HEALTHY,
+    build,
+    train,
+    vectors,
+    with_healthy_optimizer,
+    zoo_case,
+)
 from tests.zoo.state import changes, fill_gradients, snapshot
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -187,6 +195,35 @@ def test_population_statistics_remove_what_stale_statistics_cost():
     assert found.fixed_value == pytest.approx(off[1], rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("factor", "severity"), [(1.0, None), (1.5, None), (2.0, "note"), (4.0, "warning")]
+)
+def test_stale_statistics_are_judged_by_what_they_cost(factor, severity):
+    case = build("MLP")
+    train(case)
+    case.model.norms[1].running_var *= factor
+    found = examine(case, checks="stale_statistics")["stale_statistics"]
+    assert [each.severity for each in found] == ([] if severity is None else [severity])
+    for each in found:
+        assert "norms.1" in each.modules
+        assert each.fixed_value < each.value
+
+
+def test_layer_whose_channels_are_all_dead_is_found_and_not_the_layers_behind():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.ReLU()),
+        *(nn.Linear(16, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU()),
+        nn.Linear(16, 4),
+    )
+    with torch.no_grad():
+        model[1].bias.fill_(-20.0)
+    (found,) = ns.doctor(model, "cross_entropy", vectors(0), checks="dead_channels")
+    assert found.severity == "warning"
+    assert found.modules[0] == "1"
+    assert (found.value, found.fixed_value) == (1.0, 0.0)
+
+
 def test_trial_run_is_that_of_the_optimizer():
     fault = next(each for each in FAULTS if "huge_adam_rate" in each.plant.__name__)
     case = fault.build()
@@ -204,6 +241,24 @@ def test_trial_run_is_that_of_the_optimizer():
     case = fault.build()
     case.deep = True
     assert examine(case)["learning_rate_too_high"][0].severity == "error"
+
+
+def test_first_steps_of_adam_on_a_fitted_network_are_no_warning():
+    """Its first steps are as long as the rate, however small the gradient of a fitted network."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    x = torch.randn(32, 8)
+    data = (x, x[:, :1] * x[:, 1:2])
+    fitted = Adam(model.parameters(), 0.01)
+    for _ in range(100):
+        fitted.zero_grad()
+        nn.functional.mse_loss(model(x), data[1]).backward()
+        fitted.step()
+    fresh = Adam(model.parameters(), 0.003)
+    check = "learning_rate_too_high"
+    (found,) = ns.doctor(model, "squared_error", data, fresh, checks=check)
+    assert found.severity == "note"
+    assert not list(ns.doctor(model, "squared_error", data, fresh, checks=check, deep=True))
 
 
 def test_loss_that_comes_back_under_adam_is_stable_in_a_deep_examination():

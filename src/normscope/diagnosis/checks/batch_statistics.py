@@ -28,6 +28,8 @@ STALE_DISTANCE = 0.5
 """Distance of running from batch statistics (see `_distance`) that counts as not fitting."""
 STALE_GAP = 0.3
 """Relative error of the outputs that fitting statistics remove, from which on to warn."""
+STALE_NOTE = 0.1
+"""The same, from which on to note."""
 TRACKED = 50
 """Batches in the running statistics below which they are still being collected."""
 
@@ -182,11 +184,12 @@ def stale_statistics(exam: Examination) -> Iterator[Finding]:
     found = {p: _distance(*_running(exam, p), *fitted[p]) for p in judged if p in fitted}
     stale = [p for p in sorted(found, key=lambda p: -found[p]) if found[p] > STALE_DISTANCE]
     before, after = (_gap(each, with_batch) for each in (running, population))
-    if not stale or before - after < STALE_GAP:
+    if not stale or before - after < STALE_NOTE:
         return
     worst = stale[0]
+    is_filling = not in_use and counts[worst] < TRACKED
     yield Finding(
-        "note" if not in_use and counts[worst] < TRACKED else "warning",
+        "note" if is_filling or before - after < STALE_GAP else "warning",
         tuple(stale),
         f"The running statistics do not fit the data. {_cause(layers[worst], counts[worst])}",
         f"outputs in eval mode are {number(100 * before)} % off those with batch statistics (loss "

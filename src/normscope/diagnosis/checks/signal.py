@@ -188,13 +188,15 @@ def _layers_before_activations(seen: Observation) -> Iterator[tuple[Call, Call]]
 
 
 def _dead(seen: Observation, layer: Call, activation: Call) -> Tensor:
-    """Return which channels are constant behind a layer and have no gradient in its weight."""
-    weight = layer.module._parameters["weight"]
+    """Return which channels are constant behind a layer and have no gradient in its weight.
+
+    None of a layer whose inputs are all constant: those died before it.
+    """
     gradient = seen.gradients.get(parameter_name(layer.path, "weight"))
     none = torch.zeros(0, dtype=torch.bool)
-    if gradient is None or weight is None or layer.output is None:
+    if gradient is None or layer.output is None or len(seen.of(layer.path)) > 1:
         return none
-    if len(seen.of(layer.path)) > 1:
+    if layer.input is not None and bool(layer.input.constant.all()):
         return none
     constant = layer.output.constant
     follows = activation is not layer
@@ -206,7 +208,7 @@ def _dead(seen: Observation, layer: Call, activation: Call) -> Tensor:
     if constant.shape[0] != gradient.shape[0]:
         return none
     largest = gradient.abs().flatten(1).amax(1) if gradient.dim() > 1 else gradient.abs()
-    return constant & (largest <= 1e-8 * largest.max()).cpu() if largest.max() > 0 else none
+    return constant & (largest <= 1e-8 * largest.max()).cpu()
 
 
 def _constant_share(seen: Observation, layer: Call, activation: Call) -> float:
