@@ -62,7 +62,8 @@ class Stability(Probe):
       L(theta) at s = critical_rate / eta; 0 if d does not lower the loss at any rate, as momentum
       and weight decay may make it in a stable training.
       ``critical_rate_error``: relative width of its enclosure; infinite if the loss is lower at
-      all rates tried, of which ``critical_rate`` is then the largest, or higher at all. Under
+      all rates tried, of which ``critical_rate`` is then the largest, or higher at all. Of several
+      crossings it may be a later one than the first. Under
       Adafactor ``critical_rate`` is NaN beyond 1 / sqrt(step), to which it limits the rate.
     - ``stability_distance``: critical_rate / eta. Below 1 this step raises the loss.
     - ``directional_sharpness``: d'Hd / d'd with the Hessian H, and ``directional_threshold``, -2
@@ -75,8 +76,9 @@ class Stability(Probe):
       of its search (see `Curvature`); above 1/16 the sharpness is NaN. ``sharpness_threshold``: 2
       (1 + mu) / eta for SGD with momentum mu; NaN for Adam and RMSprop, and if groups have
       different rates.
-    - ``preconditioned_sharpness``: that of D^-1/2 H D^-1/2, with the divisors D of this step's
-      update: the root of the mean squared gradients plus epsilon, over the group's relative rate.
+    - ``preconditioned_sharpness``: that of D^-1/2 (H + W) D^-1/2, with the divisors D of this
+      step's update: the root of the mean squared gradients plus epsilon, over the group's relative
+      rate. W is the weight decay that Adam and RMSprop add to the gradient; else zero.
       ``preconditioned_sharpness_error``: as ``sharpness_error``. ``preconditioned_threshold``: (2 +
       2 beta_1) / ((1 - beta_1) eta) for Adam.
     - ``batch_sharpness``: mean over batches of g'Hg / g'g. Its thresholds for SGD:
