@@ -47,7 +47,7 @@ def surface_dataset(
         dict(zip(names, grid, strict=True)) | {"axis": list(names)},
         _attributes(plane, axes) | {"evaluated": int(filled.measured.sum())},
     )
-    numbers = _axis_numbers(dataset, axes, forms, _rounding(plane))
+    numbers = _axis_numbers(dataset, axes, forms, plane.rounding)
     return dataset.assign(numbers).assign(trajectory)
 
 
@@ -108,15 +108,6 @@ def hessian_forms(plane: Plane, wanted: bool) -> list[float]:
         return unknown
     found: list[float] = (directions * products).double().sum(0).tolist()
     return found
-
-
-def _rounding(plane: Plane) -> float:
-    """Return the relative rounding of a loss: that of the coarsest dtype the model computes in."""
-    dtypes = {each.dtype for each in plane.problem.model.parameters() if each.is_floating_point()}
-    device = plane.layout.device.type
-    if torch.is_autocast_enabled(device):
-        dtypes.add(torch.get_autocast_dtype(device))
-    return max(float(torch.finfo(each).eps) for each in dtypes)
 
 
 def _axis_numbers(

@@ -9,7 +9,6 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-from scipy.interpolate import RegularGridInterpolator
 from scipy.ndimage import maximum_filter
 
 from normscope.errors import ArgumentTypeError, InputError
@@ -161,7 +160,8 @@ def fill_grid(sizes: Sequence[int], measure: Measure, tolerance: float | None) -
     Refinement halves the spacing level by level. The first two levels are measured whole. Later a
     point is measured if it is next to one whose value differed from the cubic interpolation of the
     level before by more than the tolerance, relative to the value, or was not finite; the others
-    are interpolated. A feature narrower than the second level can be missed.
+    are interpolated. The tolerance is not a bound: beside kinks, such as those of ReLU, an error
+    can be a few times larger, and a feature narrower than the second level can be missed.
 
     Args:
         sizes: points of each axis.
@@ -219,24 +219,11 @@ def _is_new(at: tuple[int, ...], known: Sequence[np.ndarray]) -> bool:
 
 
 def _interpolate(loss: np.ndarray, known: Sequence[np.ndarray], new: np.ndarray) -> np.ndarray:
-    """Return the cubic interpolation of the values on a coarser grid at other points.
+    """Return the cubic interpolation by the four nearest values of each axis of a coarser grid.
 
-    NaN where a value that it depends on is not finite. A coarser grid has at least five values
-    along each axis.
+    NaN where one of them is not finite; a spline would depend on all values.
     """
     values = loss[np.ix_(*known)]
-    if not np.isfinite(values).all():
-        return _local_cubic(values, known, new)
-    axes = tuple(axis.astype(float) for axis in known)
-    found: np.ndarray = RegularGridInterpolator(axes, values, method="cubic")(new)
-    return found
-
-
-def _local_cubic(values: np.ndarray, known: Sequence[np.ndarray], new: np.ndarray) -> np.ndarray:
-    """Return the cubic interpolation by the four nearest values of each axis.
-
-    A spline depends on all values, including those that are not finite.
-    """
     stencils = [_stencil(axis, new[:, number]) for number, axis in enumerate(known)]
     places, weights = stencils[0]
     if len(stencils) == 1:

@@ -95,8 +95,8 @@ def surface(
         checkpoints: state dicts, models or files, or one of them, whose path is projected on the
             surface.
         centre: weights and buffers at the origin; None for the model's.
-        refine: relative tolerance. Points where the surface is smooth are interpolated to it
-            instead of measured; None measures all.
+        refine: relative tolerance. Points where the surface is smooth are interpolated to about
+            it instead of measured; None measures all.
         hessian: whether to compute d'Hd of each direction, beside the curvature of the surface.
         params: names of parameters or modules that move; None for all that are trainable.
         seed: of random directions, dropout, noise and the data's order.

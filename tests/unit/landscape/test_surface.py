@@ -567,3 +567,20 @@ def test_result_renders_itself():
     assert plain["axes"]["beta"]["points"] == 3
     assert plain["minimum"] <= plain["centre_loss"]
     assert len(found.to_dataframe()) == 9
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_small_nets_have_the_losses_of_plain_passes_in_any_precision(dtype):
+    torch.manual_seed(0)
+    x, y = batch_of(36)
+    x = x.to(dtype)
+    model = nn.Sequential(nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
+    directions = [each.float() for each in vectors(model)]
+    found = surface(model, "cross_entropy", (x, y), directions, points=5, hessian=False)
+    is_half = dtype == torch.bfloat16  # away from the centre, its weights may be rounded otherwise
+    assert found.dataset.attrs["stack"] == (1 if is_half else STACK)
+    rounding = 0 if is_half else 1e-6
+    for alpha, beta in ((0.0, 0.0),) if is_half else ((-1.0, 0.5), (0.0, 0.0), (1.0, 1.0)):
+        other = moved(model, directions, (alpha, beta)).to(dtype)
+        value = found.loss.sel(alpha=alpha, beta=beta).item()
+        assert value == pytest.approx(cross_entropy(other(x), y).item(), rel=rounding, abs=0)
