@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from normscope.problem.hooks import has_global_hooks, has_hooks, has_own_call
-from normscope.problem.trace import trace
+from normscope.problem.tracing import trace
 
 #: qualified name of a module (empty for a function replaced by a module), and the module
 Step: TypeAlias = tuple[str, nn.Module]

@@ -10,7 +10,7 @@ from torch import fx, nn
 from normscope.layers.kinds import averages_over_batch
 from normscope.problem.copies import copy_module
 from normscope.problem.hooks import defining_module, has_hooks
-from normscope.problem.trace import trace
+from normscope.problem.tracing import trace
 
 PLAIN_LAYERS = (
     nn.Linear,

@@ -17,7 +17,7 @@ from normscope.layers.surgery.call_graph import PLAIN_LAYERS, is_sequential
 from normscope.layers.surgery.fold_weights import in_channels, out_channels, spatial_dimensions
 from normscope.problem.copies import copy_module, undisturbed
 from normscope.problem.hooks import defining_module
-from normscope.problem.trace import trace
+from normscope.problem.tracing import trace
 
 _OPTIONS = (
     "eps", "affine", "bias", "shift", "momentum", "track_running_stats", "centred", "process_group",

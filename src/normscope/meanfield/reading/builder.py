@@ -19,7 +19,7 @@ from normscope.meanfield.graph import MEASURE, Node
 from normscope.meanfield.reading.layout import SAMPLES, Arrangement, Layout
 from normscope.meanfield.reading.rules import SUPPORTED, call_name, linear_of
 from normscope.problem.batch import follow_model
-from normscope.problem.trace import CALLER
+from normscope.problem.tracing import CALLER
 
 _LARGEST_KEPT = 2**16  # entries of a value that is kept after its last use
 

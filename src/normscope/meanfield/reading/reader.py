@@ -46,7 +46,7 @@ from normscope.problem.batch import follow_model
 from normscope.problem.copies import copy_module, undisturbed
 from normscope.problem.diagnose import FitCheck, require_module
 from normscope.problem.isolation import RandomGenerators
-from normscope.problem.trace import CALLER, GRADIENTS, UntraceableError, record_calls
+from normscope.problem.tracing import CALLER, GRADIENTS, UntraceableError, record_calls
 from normscope.problem.wrappers import refuse_sharded, unwrapped
 
 _INCREASING = ("relu", "leaky_relu", "linear", "tanh", "sigmoid", "erf")
