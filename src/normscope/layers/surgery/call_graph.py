@@ -8,19 +8,11 @@ import torch
 from torch import fx, nn
 
 from normscope.layers.kinds import averages_over_batch
+from normscope.layers.surgery.plain_layers import is_plain_layer
 from normscope.problem.copies import copy_module
 from normscope.problem.hooks import defining_module, has_hooks
 from normscope.problem.tracing import trace
 
-PLAIN_LAYERS = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
 _IDENTITY_IN_EVAL = (
     nn.Identity,
     nn.Dropout,
@@ -30,26 +22,6 @@ _IDENTITY_IN_EVAL = (
     nn.AlphaDropout,
     nn.FeatureAlphaDropout,
 )
-
-
-def is_plain_layer(module: nn.Module) -> bool:
-    """Return whether the module computes what torch's linear or convolution layer does.
-
-    Args:
-        module: any module.
-
-    Returns:
-        False also for a subclass with another forward pass.
-
-    >>> is_plain_layer(nn.Conv2d(1, 1, 1)), is_plain_layer(nn.ReLU())
-    (True, False)
-    """
-    if not isinstance(module, PLAIN_LAYERS) or "forward" in vars(module):
-        return False
-    methods = [getattr(type(module), name, None) for name in ("forward", "_conv_forward")]
-    return all(
-        method is None or defining_module(method).startswith("torch.nn.") for method in methods
-    )
 
 
 def is_known_layer(module: nn.Module) -> bool:

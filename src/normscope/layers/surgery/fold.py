@@ -15,16 +15,19 @@ from normscope.errors import ShapeError, StateError
 from normscope.interrupts import interrupt_safe
 from normscope.layers.detect import weight_norm_of
 from normscope.layers.kinds import averages_over_batch, batch_layers, refuse_lazy
-from normscope.layers.surgery.call_graph import CallGraph, call_graphs, is_plain_layer
+from normscope.layers.surgery.call_graph import CallGraph, call_graphs
 from normscope.layers.surgery.fold_weights import (
-    Layer,
     affine_map,
     fold_input,
     fold_output,
-    in_channels,
     misfit_after,
     misfit_before,
     modules_after,
+)
+from normscope.layers.surgery.plain_layers import (
+    Layer,
+    in_channels,
+    is_plain_layer,
     spatial_dimensions,
 )
 from normscope.layers.surgery.trial import Trial, find_trial, make_trial

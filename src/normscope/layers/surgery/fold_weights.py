@@ -16,22 +16,16 @@ from torch import Tensor, nn
 from normscope.layers.detect import OWN_FORWARDS, is_candidate, positionwise_norm, trial_copy
 from normscope.layers.kinds import NORMS, is_lp_norm
 from normscope.layers.standardize import along_channels
+from normscope.layers.surgery.plain_layers import (
+    Convolution,
+    Layer,
+    Transposed,
+    in_channels,
+    out_channels,
+    spatial_dimensions,
+)
 from normscope.problem.hooks import defining_module
 from normscope.problem.isolation import RandomGenerators
-
-Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | Transposed
-Layer = nn.Linear | Convolution
-
-
-def out_channels(layer: Layer) -> int:
-    """Return the number of output channels of the layer."""
-    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
-
-
-def in_channels(layer: Layer) -> int:
-    """Return the number of input channels of the layer."""
-    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
 
 
 def fold_output(layer: Layer, scale: Tensor, shift: Tensor) -> None:
@@ -111,26 +105,6 @@ def _assign_bias(layer: Layer, bias: Tensor) -> None:
     else:
         with torch.no_grad():
             layer.bias.copy_(bias)
-
-
-def spatial_dimensions(module: nn.Module) -> int | None:
-    """Return the dimensions in the class name of a layer, torch's or ours; None if there are none.
-
-    Args:
-        module: a norm or convolution layer.
-
-    Returns:
-        1, 2 or 3; layers for vectors have 1.
-
-    >>> spatial_dimensions(nn.BatchNorm2d(3)), spatial_dimensions(nn.SyncBatchNorm(3))
-    (2, None)
-    """
-    for base in type(module).__mro__:
-        if base.__module__.startswith(("torch.nn.", "normscope.layers.")):
-            digit = base.__name__[-2:-1]
-            if base.__name__.endswith("d") and digit in {"1", "2", "3"}:
-                return int(digit)
-    return None
 
 
 def misfit_before(norm: Any, layer: Layer) -> str | None:

@@ -13,8 +13,13 @@ from torch.nn.utils import parametrize
 from normscope.errors import InputError
 from normscope.layers.detect import epsilon, feature_count, is_candidate, positionwise_norm
 from normscope.layers.kinds import NoNorm, PositionNorm, is_lp_norm, is_norm
-from normscope.layers.surgery.call_graph import PLAIN_LAYERS, is_sequential
-from normscope.layers.surgery.fold_weights import in_channels, out_channels, spatial_dimensions
+from normscope.layers.surgery.call_graph import is_sequential
+from normscope.layers.surgery.plain_layers import (
+    Layer,
+    in_channels,
+    out_channels,
+    spatial_dimensions,
+)
 from normscope.problem.copies import copy_module, undisturbed
 from normscope.problem.hooks import defining_module
 from normscope.problem.tracing import trace
@@ -238,8 +243,8 @@ def _dimensions_nearby(model: nn.Module, name: str, features: int) -> Iterator[i
     """Return dimensions of other layers: matching before, matching after, then any."""
     modules = list(model.named_modules())
     position = [other for other, _ in modules].index(name)
-    before = [m for _, m in modules[:position] if isinstance(m, PLAIN_LAYERS)]
-    after = [m for _, m in modules[position:] if isinstance(m, PLAIN_LAYERS)]
+    before = [m for _, m in modules[:position] if isinstance(m, Layer)]
+    after = [m for _, m in modules[position:] if isinstance(m, Layer)]
     yield from (_layer_dimensions(m) for m in reversed(before) if out_channels(m) == features)
     yield from (_layer_dimensions(m) for m in after if in_channels(m) == features)
     yield from (_layer_dimensions(m) for m in [*reversed(before), *after])
@@ -290,13 +295,13 @@ def _layers_in(prefix: str, module: nn.Module) -> Iterator[Site]:
     for name in names:
         child = module._modules[name] if sequential else module.get_submodule(name)
         qualified = f"{prefix}.{name}" if prefix else name
-        if isinstance(child, PLAIN_LAYERS):
+        if isinstance(child, Layer):
             if not sequential:
                 raise _no_site(prefix, module)
             size = out_channels(child), _layer_dimensions(child)
             # not child.weight: reading a parametrized weight may change its state
             yield Site(qualified, child, *size, {}, _like(child), prefix)
-        elif child is not None and any(isinstance(m, PLAIN_LAYERS) for m in child.modules()):
+        elif child is not None and any(isinstance(m, Layer) for m in child.modules()):
             yield from _layers_in(qualified, child)
 
 

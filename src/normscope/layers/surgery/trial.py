@@ -14,8 +14,8 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from normscope.layers.kinds import averages_over_batch
-from normscope.layers.surgery.call_graph import PLAIN_LAYERS, CallGraph
-from normscope.layers.surgery.fold_weights import in_channels, spatial_dimensions
+from normscope.layers.surgery.call_graph import CallGraph
+from normscope.layers.surgery.plain_layers import Layer, in_channels, spatial_dimensions
 from normscope.problem.batch import copy_batch, follow_model, to_double
 from normscope.problem.copies import copy_module
 from normscope.problem.diagnose import FitCheck, is_finite
@@ -205,8 +205,8 @@ def _first_layer(graph: CallGraph, start: fx.Node) -> nn.Module | None:
 
 
 def _has_shape(module: nn.Module) -> bool:
-    others = (nn.LayerNorm, nn.GroupNorm, nn.Embedding, nn.RNNBase)
-    return averages_over_batch(module) or isinstance(module, (*PLAIN_LAYERS, *others))
+    others = nn.LayerNorm | nn.GroupNorm | nn.Embedding | nn.RNNBase
+    return averages_over_batch(module) or isinstance(module, Layer | others)
 
 
 def _candidate_shapes(layers: Sequence[nn.Module]) -> Iterator[_Shapes]:
@@ -238,7 +238,7 @@ def _layouts(layer: Any, size: int) -> _Shapes:
     if isinstance(layer, nn.LayerNorm):
         return [layer.normalized_shape, (size, *layer.normalized_shape)]
     dimensions = spatial_dimensions(layer)
-    if isinstance(layer, PLAIN_LAYERS):
+    if isinstance(layer, Layer):
         channels = in_channels(layer)
     else:
         channels = getattr(layer, "num_features", None) or layer.num_channels

@@ -17,8 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from normscope.layers.detect import OWN_FORWARDS, PositionwiseNorm, epsilon, positionwise_norm
 from normscope.layers.kinds import is_batch_norm, kind_of
-from normscope.layers.surgery.call_graph import is_plain_layer
-from normscope.layers.surgery.fold_weights import spatial_dimensions
+from normscope.layers.surgery.plain_layers import is_plain_layer, spatial_dimensions
 from normscope.meanfield.activations import ACTIVATIONS, Dropout, Nonlinearity, Rectifier, Smooth
 from normscope.meanfield.combinations import Addition
 from normscope.meanfield.field import Operation
