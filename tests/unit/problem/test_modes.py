@@ -69,10 +69,13 @@ class Checkpointed(nn.Module):
         return checkpoint(self.inner, x, use_reentrant=False)
 
 
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.SyncBatchNorm])
 @pytest.mark.parametrize("kind", ["fisher", "hessian"])
 @pytest.mark.parametrize("mode", ["train", "frozen", "eval"])
-def test_checkpointed_model_has_the_curvature_of_the_model(mode: str, kind: str) -> None:
-    model = net(nn.BatchNorm1d(4))
+def test_checkpointed_model_has_the_curvature_of_the_model(
+    mode: str, kind: str, norm: type[nn.Module]
+) -> None:
+    model = net(norm(4))
     expected = product(model, mode, kind)
     torch.testing.assert_close(product(Checkpointed(model), mode, kind), expected)
 
