@@ -19,6 +19,7 @@ from torch import Tensor
 from normscope.curvature.chains import ChainJacobian, chain_jacobian
 from normscope.curvature.jacobian import GraphJacobian, Jacobian
 from normscope.curvature.output_hessian import InnerHessian, ScaledIdentity, output_hessian
+from normscope.curvature.parts import SplitHessian, independent_parts
 from normscope.curvature.products import (
     BatchCurvature,
     DifferencedHessian,
@@ -234,13 +235,27 @@ def hessian(at: BatchPoint) -> BatchCurvature:
         verified.add(_BY_GRAPH if has_graph else _BY_DIFFERENCES)
     if _BY_DIFFERENCES in verified:
         return DifferencedHessian(at.evaluator, at.batch, at.number)
+    parts = independent_parts(at.evaluator, at.batch, at.number)
+    evaluation = _evaluate_loss(at)
+    if parts:
+        loss = evaluation.loss.item()
+        del evaluation  # with its graph
+        split = SplitHessian(at.evaluator, parts, at.number)
+        if split.has_loss(loss):
+            return split
+        del split
+        evaluation = at.evaluate()
+    return HessianProduct(at.evaluator, evaluation, at.number)
+
+
+def _evaluate_loss(at: BatchPoint) -> Evaluation:
     evaluation = at.evaluate()
     if not evaluation.loss.requires_grad:
         output = evaluation.output
         if output is not None and output.requires_grad:
             raise no_gradient_error()
         raise _no_dependence_error()
-    return HessianProduct(at.evaluator, evaluation, at.number)
+    return evaluation
 
 
 def _chain_hessian(at: BatchPoint, chain: ChainJacobian) -> BatchCurvature | None:

@@ -44,8 +44,9 @@ class CurvatureOperator:
 
     With one batch the computation graph is kept, so that a product costs about one forward and
     backward pass. With several batches each batch's graph is rebuilt for each product (once for all
-    columns of `matmat`), so that memory does not grow with their number. Matrices of a chain of
-    known layers need no graph: they are multiplied layer by layer.
+    columns of `matmat`), so that memory does not grow with their number. The Hessian of one large
+    batch is multiplied part by part where it is the mean over them. Matrices of a chain of known
+    layers need no graph: they are multiplied layer by layer.
 
     Args:
         evaluator: model, loss and data at fixed parameters, in a mode.
