@@ -11,6 +11,7 @@ from normscope.errors import StateError
 from normscope.learning_rate.bound import MeasuredCurvature
 from normscope.learning_rate.choice import Choice
 from normscope.learning_rate.explanation import explain
+from normscope.learning_rate.learning_check import LearningCheck
 from normscope.learning_rate.prediction import LimitPrediction, MeanFieldBound
 from normscope.learning_rate.summary import summary_lines, table_rows, table_title
 from normscope.learning_rate.thresholds import (
@@ -64,6 +65,7 @@ class Advice(Rendered):
             all rates of the advice are.
         notes: sentences about the groups, the schedule, clipping and accumulation.
         choice: the rate that trains best; None unless the objective is "fastest".
+        check: a run at the recommended rate, made if weights shrink much in the shorter ones.
     """
 
     rule: UpdateRule
@@ -88,6 +90,7 @@ class Advice(Rendered):
     group_rates: tuple[float, ...] = (1.0,)
     notes: tuple[str, ...] = ()
     choice: Choice | None = None
+    check: LearningCheck | None = None
 
     def __post_init__(self) -> None:
         if self.verification is None and self.prediction is None:
@@ -268,6 +271,7 @@ class Advice(Rendered):
             "growth_limit": self.growth_limit,
             "verification_steps": None if found is None else found.steps,
             "choice": None if self.choice is None else self.choice.to_dict(),
+            "check": None if self.check is None else self.check.to_dict(),
             "trials": [each.summary() for each in (found.all_runs if found else ())],
             "lambda_max": [] if curvature is None else list(curvature.values),
             "lambda_max_later": [] if curvature is None else list(curvature.later),

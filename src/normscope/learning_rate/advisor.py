@@ -24,8 +24,9 @@ from normscope.learning_rate.around_step import (
     preconditioner_at,
     setup_notes,
 )
-from normscope.learning_rate.bound import TOLERANCE, MeasuredCurvature, measure_curvature
+from normscope.learning_rate.bound import MeasuredCurvature, measure_curvature
 from normscope.learning_rate.choice import Choice, choose_rate
+from normscope.learning_rate.learning_check import check_learning
 from normscope.learning_rate.network_properties import (
     held_norm_layers,
     layer_scaled_by_gamma,
@@ -50,6 +51,7 @@ from normscope.learning_rate.stability import growth_limit
 from normscope.learning_rate.summary import limit_notes, unlearned_note
 from normscope.learning_rate.thresholds import (
     CAUTIOUS_SHARE,
+    CHECK_KEPT,
     EFFORTS,
     FIRST_STEP,
     LAST_LAYER_STEPS,
@@ -247,7 +249,8 @@ def advise(
         advice = _measure(setup, optimizer, verify, progress, effort)
         if objective == "fastest" and advice.verification is not None:
             advice = _with_choice(setup, advice, advice.verification, effort, options, progress)
-    return replace(advice, objective=objective, seconds=time.perf_counter() - begin)
+        advice = _with_check(setup, replace(advice, objective=objective), progress)
+    return replace(advice, seconds=time.perf_counter() - begin)
 
 
 def _measure(
@@ -267,7 +270,7 @@ def _measure(
     preconditioner = preconditioner_at(setup, batches, optimizer, rule, rates)
     prediction, reason = None, unjoined or no_prediction(setup, rule, preconditioner) or ""
     if reason:  # the search for the limit begins at the bound
-        plan = replace(plan, curvature_tolerance=TOLERANCE)
+        plan = replace(plan, curvature_tolerance=EFFORTS["thorough"].curvature_tolerance)
 
     @functools.cache
     def measure() -> MeasuredCurvature:
@@ -344,6 +347,25 @@ def _with_choice(
         choice = replace(choice, options=tried)
     notes = unlearned_note(choice, effort, advice.rule)
     return replace(advice, choice=choice, notes=(*advice.notes, *notes))
+
+
+def _with_check(setup: TrainingSetup, advice: Advice, progress: ProgressCallback) -> Advice:
+    """Return the advice with a run at the recommended rate, if weight decay may undo learning."""
+    decay = None if advice.choice is None else advice.choice.weight_decay
+    if not ((decay or setup.may_decay) and _weights_shrink(advice)):
+        return advice
+    progress(Progress("check", f"at {advice.recommended:.3g}"))
+    check = check_learning(setup, advice.recommended, decay)
+    return replace(advice, check=check, notes=(*advice.notes, *check.notes))
+
+
+def _weights_shrink(advice: Advice) -> bool:
+    """Return whether weights shrink so fast in short runs that nothing may be learned later."""
+    choice, found = advice.choice, advice.verification
+    if choice is not None:  # one that has learned nothing has its note
+        return choice.learned and choice.kept < CHECK_KEPT
+    runs = () if found is None else found.runs
+    return any(run.kept < CHECK_KEPT for run in runs if not run.failed)
 
 
 def _cautious_choice(choice: Choice, advice: Advice, effort: Effort) -> Choice:

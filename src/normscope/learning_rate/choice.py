@@ -60,6 +60,7 @@ class Choice(Rendered):
         spent: training steps beyond those that verified the limit.
         options: warm-up lengths and weight decays that were tried at the rate.
         learned: whether a rate lowered the loss.
+        kept: smallest share of its norm that a weight had left at the nearest rate.
     """
 
     rate: float
@@ -69,6 +70,7 @@ class Choice(Rendered):
     spent: int
     options: tuple[OptionTrial, ...] = ()
     learned: bool = True
+    kept: float = 1.0
 
     @property
     def lowest(self) -> float:
@@ -187,7 +189,10 @@ def choose_rate(
     trials = first.trials | last.trials
     ordered = tuple(trials[each] for each in sorted(trials))
     spent = first.spent + (0 if last is first else last.spent)
-    return Choice(rate, nearest.loss, nearest.steps, ordered, spent, learned=last.has_learned())
+    kept = last.runs[nearest.rate].kept
+    return Choice(
+        rate, nearest.loss, nearest.steps, ordered, spent, learned=last.has_learned(), kept=kept
+    )
 
 
 def _budget(found: Verification, effort: Effort) -> int:

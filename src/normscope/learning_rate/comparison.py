@@ -29,7 +29,7 @@ from normscope.problem.references import first_reached
 from normscope.problem.sharded import gather_shards
 from normscope.progress import Progress, ProgressOption, callback_of, nested_progress
 from normscope.progress_bar import shows_progress
-from normscope.training.loop import Loop, Outcome
+from normscope.training.loop import Outcome
 from normscope.validation import check_bool, check_integer
 from normscope.warn import silenced
 
@@ -203,14 +203,7 @@ def _compare_norm(norm: str, setup: TrainingSetup, advice: Advice, steps: int) -
     # as many batches as the final loss is a mean of
     problem, seed, batches = setup.problem, setup.seed, setup.batches(AVERAGED)
     with setup.training(advice.recommended) as optimizer:
-        loop = Loop(
-            problem,
-            optimizer,
-            setup.batch_size,
-            seed,
-            own_gradients_only=True,
-            keeps_flags=True,
-        )
+        loop = setup.loop(optimizer)
         losses = np.array([step.loss for step in loop.run(steps)])
     diverged = loop.outcome is Outcome.DIVERGED
     kind = "ggn" if advice.curvature is None else advice.curvature.kind

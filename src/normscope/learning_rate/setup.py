@@ -69,8 +69,16 @@ class TrainingSetup:
             return is_shuffled(self.problem.data)
         return self.batch_size < sample_count(self.problem.data)
 
+    @property
+    def may_decay(self) -> bool:
+        """Whether the optimizer has a weight decay, or the loss may have a penalty on weights."""
+        groups = bind_optimizer(self.optimizer, self.problem.model).param_groups
+        return not self.problem.has_outputs or any(each.get("weight_decay") for each in groups)
+
     @contextmanager
-    def training(self, rate: float, *, order: int = 0) -> Iterator[Optimizer]:
+    def training(
+        self, rate: float, *, order: int = 0, weight_decay: float | None = None
+    ) -> Iterator[Optimizer]:
         """Let the problem's model be trained; random numbers follow the seed.
 
         The model itself is trained, on copies of its values, and restored on exit: a loss, a hook
@@ -82,6 +90,7 @@ class TrainingSetup:
                 other rates keep their ratio to it.
             order: number of the data order. A DataLoader that shuffles draws it from the random
                 numbers, which follow ``seed + order`` then; other data is ordered by the loop.
+            weight_decay: in place of the optimizer's own; None: that.
 
         Yields:
             An optimizer of the model's parameters, with the state of the user's. The learning rate
@@ -100,6 +109,8 @@ class TrainingSetup:
                 optimizer = CommonRate(optimizer, *around)
             for group in optimizer.param_groups:
                 group["lr"] = rate
+            if weight_decay is not None:
+                _set_decay(optimizer, weight_decay)
             yield optimizer
 
     def short_run(
@@ -124,9 +135,7 @@ class TrainingSetup:
             is_ramp: whether ``rate_at`` grows until the run fails.
             weight_decay: in place of the optimizer's own; None: that.
         """
-        with self.training(rate, order=order) as optimizer:
-            if weight_decay is not None:
-                _set_decay(optimizer, weight_decay)
+        with self.training(rate, order=order, weight_decay=weight_decay) as optimizer:
             return short_run(
                 self.problem,
                 optimizer,
@@ -137,6 +146,21 @@ class TrainingSetup:
                 keeps_flags=True,
                 is_ramp=is_ramp,
             )
+
+    def loop(self, optimizer: Optimizer) -> Loop:
+        """Return the training loop of the model; call it inside `training`.
+
+        Args:
+            optimizer: that `training` yields.
+        """
+        return Loop(
+            self.problem,
+            optimizer,
+            self.batch_size,
+            self.seed,
+            own_gradients_only=True,
+            keeps_flags=True,
+        )
 
     def scheduled(self, optimizer: Optimizer) -> CommonRate:
         """Return a copy of the user's optimizer at the start of its schedule; never stepped."""
@@ -369,15 +393,7 @@ def first_step_rate(setup: TrainingSetup, optimizer: Optimizer, share: float) ->
     with replace(setup, scheduler=None).training(own) as made:
         trained = [each for each in model.parameters() if each.requires_grad]
         before = torch.cat([each.detach().flatten().clone() for each in trained])
-        loop = Loop(
-            setup.problem,
-            made,
-            setup.batch_size,
-            setup.seed,
-            own_gradients_only=True,
-            keeps_flags=True,
-        )
-        for _ in loop.run(1):
+        for _ in setup.loop(made).run(1):
             pass
         after = torch.cat([each.detach().flatten() for each in trained])
     change = float((after - before).norm()) / (share * float(before.norm()) or math.inf)

@@ -25,6 +25,7 @@ from torch.optim import (
 )
 
 from normscope.learning_rate.thresholds import (
+    COLLAPSE_CHECKS,
     COLLAPSE_EVERY,
     EARLY_STEPS,
     GROWTH,
@@ -63,6 +64,7 @@ class ShortRun(Rendered):
         losses: of every step, before its update.
         shrunk: whether the output became the same for every sample because a penalty or weight
             decay drove the weights to zero, where its minimum is: not a collapse.
+        kept: smallest share of its norm that a weight has left; 0 if it is not finite.
     """
 
     rate: float
@@ -73,6 +75,7 @@ class ShortRun(Rendered):
     died: bool = False
     losses: tuple[float, ...] = ()
     shrunk: bool = False
+    kept: float = 1.0
 
     def summary(self) -> dict[str, Any]:
         """Return all but the losses, by name."""
@@ -161,7 +164,7 @@ def short_run(
     if recovers and not unstable:
         unstable = _is_above(loop.losses[-RECOVERED_STEPS:], loop.losses[0], growth)
     outcome = rate, order, unstable, taken, _largest_growth(loop.losses), collapse.found
-    return ShortRun(*outcome, tuple(loop.losses), collapse.shrunk)
+    return ShortRun(*outcome, tuple(loop.losses), collapse.shrunk, collapse.kept)
 
 
 def has_second_moment(optimizer: Optimizer) -> bool:
@@ -215,7 +218,7 @@ class _CollapseCheck:
         self._model = model
         self._output: Tensor | None = None
         self._has_differed, self._constant = False, 0
-        self._norms = _weight_norms(model)
+        self._weights = WeightNorms(model)
         self.found = self.shrunk = False
 
     def __enter__(self) -> Self:
@@ -246,26 +249,46 @@ class _CollapseCheck:
             self._has_differed, self._constant = True, 0
         elif self._has_differed:
             self._constant += 1
-            if self._constant == 2:  # momentum may leave the first one again
+            if self._constant == COLLAPSE_CHECKS:  # momentum may leave the first one again
                 self.shrunk = self._has_shrunk(output)
                 self.found = not self.shrunk
         return self.found
+
+    @property
+    def kept(self) -> float:
+        """The smallest share of its norm that a weight has left; 0 if one is not finite."""
+        shares = self._weights.shares()
+        return min(shares, default=1.0) if all(map(math.isfinite, shares)) else 0.0
 
     def _has_shrunk(self, output: Tensor) -> bool:
         """Return whether all weights are small, and their product too small to change the output.
 
         Units that are dead leave the weights about as they are.
         """
-        after = _weight_norms(self._model)
-        shares = [now / before for now, before in zip(after, self._norms, strict=True) if before]
+        shares = self._weights.shares()
         too_small = math.sqrt(torch.finfo(output.dtype).eps) if output.is_floating_point() else 0.0
         return bool(shares) and max(shares) < SHRUNK and math.prod(shares) < too_small
 
 
-def _weight_norms(model: nn.Module) -> list[float]:
-    """Return the norms of the trained weights, without biases and scales."""
-    trained = (each for each in model.parameters() if each.requires_grad and each.dim() > 1)
-    return [float(each.detach().norm()) for each in trained]
+class WeightNorms:
+    """The norms that trained weights, without biases and scales, have at the start of a run.
+
+    Args:
+        model: that is trained in place.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._start = self._norms()
+
+    def shares(self) -> list[float]:
+        """Return the share of its norm that each weight has now; without those that were zero."""
+        pairs = zip(self._norms(), self._start, strict=True)
+        return [now / start for now, start in pairs if start]
+
+    def _norms(self) -> list[float]:
+        trained = (each for each in self._model.parameters() if each.requires_grad)
+        return [float(each.detach().norm()) for each in trained if each.dim() > 1]
 
 
 def is_unstable(

@@ -31,6 +31,8 @@ def summary_lines(advice: Advice) -> list[str]:
 
 def _recommended_remark(advice: Advice) -> str:
     choice = advice.choice
+    if advice.check is not None and advice.check.learned_nothing:
+        return f"but nothing is learned there in {advice.check.steps} steps"
     if choice is None:
         return _share_remark(advice)
     count = len(choice.trials)
@@ -112,6 +114,8 @@ def _how_found(advice: Advice) -> str:
     if advice.choice is not None:
         spent = advice.choice.spent
         trials = sum(not each.reused for each in advice.choice.trials)
+    if advice.check is not None:
+        spent, trials = spent + advice.check.steps, trials + 1
     runs = plural(len(found.all_runs) + trials, "run")
     return f"{runs}, {plural(found.steps + spent, 'step')}, {seconds}; {setting}"
 

@@ -2,6 +2,8 @@
 
 One range test is 100 training steps on the user's batches. The table in docs/learning_rate.md lists
 these numbers. Networks marked as held out in a benchmark were not used to choose any of them.
+"Not tuned" is a number that was set once; no data chose it. Numbers that only choose between two
+wordings are where the text is.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ EARLY_STEPS = 20
 (benchmarks/learning_rate_chance.py: relu deep none, fc deep none, conv none)."""
 COLLAPSE_EVERY = 10
 """Steps between two checks for constant outputs: the cost of a check is below 1 % of these."""
+COLLAPSE_CHECKS = 2
+"""Checks in a row that must find constant outputs: momentum may leave the first. Not tuned."""
 SHRUNK = 0.5
 """A network whose output is constant has not collapsed if a penalty or weight decay drove it to
 zero: all weights have less than this share of their norm, and the product of these shares is below
@@ -50,8 +54,8 @@ RAMP_DELAY = 2.0
 benchmarks/learning_rate_accuracy.py)."""
 RAMP_RESTART = 6
 """A ramp that becomes unstable within so many steps started too high, and is repeated lower."""
-RAMP_FACTOR = 64.0
-"""How much lower."""
+RAMP_FACTOR, RAMP_TRIES = 64.0, 4
+"""How much lower, and how many ramps there are at most. Not tuned."""
 WIDENING = 1.6
 """Ratio of two rates until the limit is enclosed."""
 BRACKET_START = 2.0
@@ -60,8 +64,9 @@ the first run is unstable and ends at once. It replaces the ramp, which passed t
 76 times in 7 of 30 cases of benchmarks/learning_rate_accuracy.py."""
 BRACKET_WIDENING = 2.5
 """Ratio of two rates of a bracket while all hold: each costs 100 steps."""
-BRACKET_FAILURES = 4
-"""After so many failures in a row a bracket checks the data without training."""
+BRACKET_FAILURES, SEARCH_FAILURES = 4, 6
+"""After so many failures in a row a bracket, or the long search, checks the data without training.
+Not tuned."""
 FAR_GROWTH, FAR_FACTOR = 30.0, 4.0
 """A run whose loss exceeds so many times the first one is far too high: the next rate of a bracket
 is so much lower."""
@@ -110,6 +115,18 @@ and batches of 16, on which half of the lowest failure broke)."""
 CHOICE_LEARNED = 0.97
 """Share of the first loss below which something has been learned; above it lower rates are tried,
 and the answer says that none lowered the loss."""
+CHECK_KEPT, CHECK_STEPS = 0.8, 200
+"""With weight decay: if a weight keeps less than this share of its norm in the trial nearest to the
+recommended rate, a run of so many steps there checks that training learns. Of the 100 trainings of
+benchmarks/learning_rate_decay.py all that learned nothing kept less; after these steps their loss
+was at least `CHOICE_LEARNED` of that of a constant output, or `RISEN` times that of earlier ones,
+but for one."""
+CHECK_GONE = 0.1
+"""Largest share of its norm that a weight has left then, below which nothing is learned if the
+outputs are not known (on these networks at most 0.12 without learning, at least 0.18 with)."""
+RISEN = 1.05
+"""Mean loss of the last quarter of these steps over that of the second, beyond which weight decay
+undoes what was learned."""
 CHOICE_KEPT = 3
 """Rates that ``effort="thorough"`` tries again with more steps."""
 
@@ -172,7 +189,18 @@ tolerance of the curvature moves its largest eigenvalue by 0.2 % at most on six 
 OBJECTIVES = ("fastest", "half_limit")
 """What the recommended rate may be chosen by."""
 
-# Optimizers whose rule is not known (setup.py), and schedules (around_step.py)
+# The curvature (bound.py)
+
+CURVATURE_PRODUCTS = 80
+"""Most matvecs of one search. Not tuned: the searches of benchmarks/learning_rate_choice.py whose
+cost was measured took 5 to 8 with the default effort."""
+HALVINGS = 6
+"""Times that the rate of the later checks is halved if its steps are unstable. Not tuned."""
+PLATEAU_RISE = 4.0
+"""Rise of the curvature beyond which the explanation speaks of a plateau; behind those that were
+seen it is 50 to 130 times as large (docs/research/learning_rate_accuracy.md)."""
+
+# Optimizers whose rule is not known (setup.py), schedules and accumulation (around_step.py)
 
 FIRST_STEP = 0.1
 """Share of the weights' norm that the first step changes at the guess of a limit: at the limits of
@@ -180,6 +208,10 @@ Lion and a Muon it was 0.1 to 0.6, at those of NAdam, Adafactor, Adagrad and Ada
 (fully connected networks on the digits, with BatchNorm and without)."""
 SCHEDULE_STEPS = 10_000
 """Steps of a schedule in which its largest rate is looked for; the runs see the first 100."""
+
+JOINED_DISTANCE = 0.01
+"""Relative distance of the gradient of joined batches from the mean of theirs, up to which they are
+measured as one: rounding is far below, batch statistics far above."""
 
 # The prediction (prediction.py, sample_trials.py, trial_run.py, last_layer.py)
 
@@ -198,11 +230,17 @@ TRIAL_SAMPLES = 32
 """Samples of a trial's batch, or a fourth of the user's if that is more; smaller batches are used
 whole (16 samples were biased, 64 no better at batch 128; networks without normalization)."""
 TRIAL_LATE = 8
-"""An instability from this step on is one that momentum and noise build up (dev cells)."""
+"""An instability from this step on is one that momentum and noise build up (dev cells); an earlier
+one shows a rate that is far too high."""
 TRIAL_START = 8.0
 """The first rate of the trials, over the curvature along the gradient: most often too high."""
+TRIAL_DIVIDED_START = 4.0
+"""With a second moment the first rate is so many times the root mean square weight. Not tuned."""
 TRIAL_FAR, TRIAL_NEAR = 4.0, 2.0
-"""Ratios of one rate to the next while no trial held: after an instability in 7 steps, or later."""
+"""Ratios of one rate to the next while no trial held: after an instability in 7 steps, or later.
+The first also shortens a step that left a number not finite, or a run that leaves a plateau."""
+STEP_TRIES, PLATEAU_TRIES = 4, 3
+"""How often that step and that run are tried. Not tuned."""
 TRIAL_RATIO = 1.5
 """Ratio of the enclosing rates at which the trials end."""
 FIRST_LOSSES = 8
@@ -223,6 +261,11 @@ PLATEAU_CAUTION, PLATEAU_CAUTION_TRIAL = 0.1, 0.2
 """Share of the bound at which it is left, for the curvature and for the trials."""
 FEATURE_SAMPLES = 512
 """Samples of the batches on which the last layer is trained; four batches if that is more."""
+GRID_RATIO, GRID_POINTS = 4.0, 6
+"""The last layer is trained at rates of this ratio, then near the limit at so many to each: it is
+found to about 12 %. Not tuned."""
+GRID_RATES, GRID_SHIFTS = 5, 5
+"""Rates of the first grid, and how often it is shifted. Not tuned: they cost time only."""
 CONSISTENT = 4.0
 """Largest ratio of the last layer's limits before and after one step (the dev cases of
 benchmarks/learning_rate_accuracy.py)."""
