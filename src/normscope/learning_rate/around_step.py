@@ -12,7 +12,11 @@ from torch.optim import Optimizer
 
 from normscope.errors import NormscopeError
 from normscope.learning_rate.setup import TrainingSetup
-from normscope.learning_rate.thresholds import SCHEDULE_STEPS, STEPS
+from normscope.learning_rate.thresholds import (
+    JOINED_DISTANCE,
+    SCHEDULE_STEPS,
+    STEPS,
+)
 from normscope.learning_rate.trial_run import gradient_on
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule, preconditioner_of
 from normscope.problem.batch import Batch, join_batches
@@ -20,8 +24,6 @@ from normscope.problem.evaluate import Evaluator
 from normscope.problem.parameters import parameter_layout
 from normscope.text import join_words
 from normscope.training.common_rate import relative_rates
-
-_TOLERANCE = 0.01  # of the gradient's norm: rounding is far below, batch statistics far above
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def effective_batches(setup: TrainingSetup, count: int) -> tuple[list[Batch], st
         distance = _gradient_distance(setup, chunks[0], joined[0])
     except (NormscopeError, RuntimeError, TypeError, ValueError):
         return parts[:count], "the accumulated batches do not fit into one"
-    if not distance <= _TOLERANCE:
+    if not distance <= JOINED_DISTANCE:
         reason = "the gradient of the accumulated batches is not that of one joined batch"
         return parts[:count], reason
     return joined, None

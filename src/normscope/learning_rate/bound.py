@@ -15,7 +15,12 @@ from normscope.curvature.precision import without_autocast
 from normscope.curvature.spaces import ParameterSpace
 from normscope.curvature.top_eigenvalue import extreme_eigenvalues
 from normscope.errors import NormscopeError
-from normscope.learning_rate.thresholds import EFFORTS
+from normscope.learning_rate.thresholds import (
+    CURVATURE_PRODUCTS,
+    EFFORTS,
+    HALVINGS,
+    PLATEAU_RISE,
+)
 from normscope.learning_rate.trial_run import TrialRun, TrialStart, leave_plateau
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
 from normscope.problem.batch import Batch, batch_count
@@ -26,11 +31,7 @@ from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.text import Rendered, Table, plural
 from normscope.warn import silenced
 
-TOLERANCE = EFFORTS["thorough"].curvature_tolerance
-"""On the relative residual of an eigenvalue."""
-_MAX_PRODUCTS = 80  # of one search
-LATER_STEPS = (1, 4, 16)
-"""Numbers of steps after which the curvature is measured again."""
+_THOROUGH = EFFORTS["thorough"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class MeasuredCurvature(Rendered):
     @property
     def starts_on_plateau(self) -> bool:
         """Whether the curvature is over four times as large once the loss has decreased."""
-        return self.beyond is not None and self.beyond > 4 * max(self.values)
+        return self.beyond is not None and self.beyond > PLATEAU_RISE * max(self.values)
 
     def bound(self, rule: UpdateRule) -> float:
         """Return the rule's bound on the learning rate, or less if that was unstable at once."""
@@ -96,8 +97,8 @@ def measure_curvature(
     seed: int = 0,
     progress: ProgressCallback = ignore_progress,
     mode: str = "train",
-    later_steps: Sequence[int] = LATER_STEPS,
-    tolerance: float = TOLERANCE,
+    later_steps: Sequence[int] = _THOROUGH.later_steps,
+    tolerance: float = _THOROUGH.curvature_tolerance,
 ) -> MeasuredCurvature:
     """Measure the top eigenvalue on every batch and after the first steps.
 
@@ -216,7 +217,7 @@ class _CurvatureChecks:
         The curvature after unstable steps is not that of any training.
         """
         run = TrialRun(start, self._rule, min(rate, self.stable_rate)).take(steps)
-        for _ in range(6):
+        for _ in range(HALVINGS):
             if not run.is_unstable:
                 break
             self.stable_rate = run.rate / 2
@@ -246,7 +247,7 @@ class _CurvatureChecks:
             self.products += found.products
             self.converged &= found.converged
             return float(found.values[0]), found.vectors[:, 0]
-        request = Request(1, "largest", self._tolerance, _MAX_PRODUCTS, self._seed)
+        request = Request(1, "largest", self._tolerance, CURVATURE_PRODUCTS, self._seed)
         with silenced():  # the advice reports convergence
             top = extreme_eigenvalues(operator, request, self._guess, time.perf_counter())
         self.products += top.matvecs
@@ -258,7 +259,7 @@ class _CurvatureChecks:
 def preconditioned_eigenvalue(
     operator: CurvatureOperator,
     preconditioner: Preconditioner,
-    tolerance: float = TOLERANCE,
+    tolerance: float = _THOROUGH.curvature_tolerance,
     guess: Tensor | None = None,
 ) -> Found:
     r"""Return the largest eigenvalue of the curvature in units of the optimizer's steps.
@@ -275,7 +276,7 @@ def preconditioned_eigenvalue(
         The result of the search, its vector in scaled parameters.
     """
     space = _ScaledSpace(operator, preconditioner)
-    request = Request(1, "largest", tolerance, _MAX_PRODUCTS, seed=0)
+    request = Request(1, "largest", tolerance, CURVATURE_PRODUCTS, seed=0)
     guesses = None if guess is None else guess.unsqueeze(1)
     with without_autocast():
         return search(space, start_block(space, guesses, request), request)

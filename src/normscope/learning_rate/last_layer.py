@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normscope.learning_rate.stability import growth_limit
-from normscope.learning_rate.thresholds import LAST_LAYER_STEPS, STEPS
+from normscope.learning_rate.thresholds import (
+    EARLY_STEPS,
+    GRID_POINTS,
+    GRID_RATES,
+    GRID_RATIO,
+    GRID_SHIFTS,
+    LAST_LAYER_STEPS,
+    STEPS,
+)
 from normscope.learning_rate.update_rule import RuleSteps, UpdateRule
 from normscope.problem.batch import Batch, copy_batch
 from normscope.problem.evaluate import Evaluator
@@ -26,10 +34,7 @@ from normscope.problem.problem import Problem
 from normscope.problem.recognition import known_loss
 from normscope.training.loop import has_diverged
 
-_COARSE = 4.0  # ratio of neighbours on the coarse grid of learning rates
-_PER_COARSE = 6  # points of the fine grid for each of the coarse one
-_FINE = _COARSE ** (1 / _PER_COARSE)
-_GRID = 5  # coarse rates tried at once
+_FINE = GRID_RATIO ** (1 / GRID_POINTS)
 _Value = TypeVar("_Value")
 #: outputs (candidates, classes, samples * positions) -> losses (candidates,), their gradient
 LossAndGradient: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -194,9 +199,9 @@ def last_layer_limit(
         found = _between(around, stable) if stable[0] else _limit_below(training, around[0])
         if found is not None:
             return found
-    for _ in range(5):  # a grid that starts above the limit or ends below it is shifted
-        grid = [lowest * _COARSE**step for step in range(_GRID)]
-        for steps in (20, STEPS):  # rates far too large fail within 20 steps
+    for _ in range(GRID_SHIFTS):  # a grid that starts above the limit or ends below it is shifted
+        grid = [lowest * GRID_RATIO**step for step in range(GRID_RATES)]
+        for steps in (EARLY_STEPS, STEPS):  # rates far too large fail within 20 steps
             stable = training.stable(grid, steps)
             if stable[0] and not all(stable):
                 found = _limit_below(training, grid[stable.index(False)])
@@ -204,7 +209,7 @@ def last_layer_limit(
                     return found
             if not stable[0]:
                 break
-        lowest = grid[-1] if stable[0] else lowest / _COARSE ** (_GRID - 1)
+        lowest = grid[-1] if stable[0] else lowest / GRID_RATIO ** (GRID_RATES - 1)
     return None
 
 
@@ -229,9 +234,9 @@ def _limit_below(training: LastLayerTraining, high: float) -> float | None:
     The first step need not contain it: a rate stable for 20 steps may be unstable within 100.
     None if no rate far below is stable either.
     """
-    for _ in range(_GRID):
-        low = high / _COARSE
-        inner = [low * _FINE**step for step in range(_PER_COARSE)]
+    for _ in range(GRID_RATES):
+        low = high / GRID_RATIO
+        inner = [low * _FINE**step for step in range(GRID_POINTS)]
         found = _between([*inner, high], [*training.stable(inner), False])
         if found is not None:
             return found

@@ -28,6 +28,8 @@ from normscope.learning_rate.thresholds import (
     LATE_FACTOR,
     PREDICTION_BATCHES,
     PREDICTION_FACTOR,
+    STEP_TRIES,
+    TRIAL_FAR,
     TRIAL_SAMPLES,
 )
 from normscope.learning_rate.trial_run import gradient_on, may_be_on_plateau
@@ -230,9 +232,9 @@ def limit_after_one_step(
     steps = zip(evaluator.layout.names, evaluator.layout.split(direction), strict=True)
     others = {name: step for name, step in steps if not layer.owns(name)}
     point = evaluator.point
-    for shortened in range(4):
+    for shortened in range(STEP_TRIES):
         moved = {
-            name: (point[name] - rate / 4**shortened * step).to(point[name].dtype)
+            name: (point[name] - rate / TRIAL_FAR**shortened * step).to(point[name].dtype)
             for name, step in others.items()
         }
         after = last_layer(evaluator, moved)

@@ -18,6 +18,7 @@ from normscope.learning_rate.thresholds import (
     PLATEAU_CAUTION_TRIAL,
     STEPS,
     TRAINED_SHARE,
+    TRIAL_DIVIDED_START,
     TRIAL_ENOUGH,
     TRIAL_FAR,
     TRIAL_GRADIENTS,
@@ -257,8 +258,7 @@ class _Search:
                 self.low = rate
             else:  # out of steps: undecided
                 break
-            # a rate that is far too high fails within 7 steps
-            rate = self._next_rate(is_far=run.is_unstable and run.taken <= 7)
+            rate = self._next_rate(is_far=run.is_unstable and run.taken < TRIAL_LATE)
 
     @property
     def is_late(self) -> bool:
@@ -287,7 +287,7 @@ def _first_rate(start: TrialStart, rule: UpdateRule, after: TrialRun | None) -> 
     It is 8 over the curvature along the gradient; with a divisor 4 times the typical weight.
     """
     if rule.second_moment is not None:
-        return 4.0 * _length(start.initial[0]) / math.sqrt(start.layout.size)
+        return TRIAL_DIVIDED_START * _length(start.initial[0]) / math.sqrt(start.layout.size)
     curvature = _curvature_along_gradient(start, after)
     return TRIAL_START / curvature if 0 < curvature < math.inf else 0.0
 

@@ -23,6 +23,8 @@ from normscope.learning_rate.thresholds import (
     PLATEAU_MOMENTUM,
     PLATEAU_OUTPUTS,
     PLATEAU_STEPS,
+    PLATEAU_TRIES,
+    TRIAL_FAR,
 )
 from normscope.learning_rate.update_rule import Preconditioner, RuleSteps, UpdateRule
 from normscope.problem.batch import Batch, copy_batch, move_batch
@@ -322,8 +324,8 @@ def leave_plateau(
     """
     rule = UpdateRule("SGD", momentum=PLATEAU_MOMENTUM)
     rate = caution * rule.largest_stable_rate(top_eigenvalue)
-    for attempt in range(3):
-        run = TrialRun(start, rule, rate / 4**attempt, first_only=first_only)
+    for attempt in range(PLATEAU_TRIES):
+        run = TrialRun(start, rule, rate / TRIAL_FAR**attempt, first_only=first_only)
         run.take(PLATEAU_STEPS, until=decreased)
         if run.has_decreased(decreased):
             return run

@@ -25,6 +25,8 @@ from normscope.learning_rate.thresholds import (
     RAMP_GROWTH,
     RAMP_RESTART,
     RAMP_START,
+    RAMP_TRIES,
+    SEARCH_FAILURES,
     SECOND_MOMENT_STEPS,
     SHORT_MARGIN,
     STEPS,
@@ -34,9 +36,6 @@ from normscope.learning_rate.thresholds import (
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.text import Rendered, Table
 from normscope.training.optimizers import bind_optimizer
-
-BUDGET = EFFORTS["thorough"].limit_steps
-"""Gradients of all short runs together."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ def verify_limit(
     setup: TrainingSetup,
     guess: float,
     progress: ProgressCallback = ignore_progress,
-    budget: int = BUDGET,
+    budget: int = EFFORTS["thorough"].limit_steps,
 ) -> Verification:
     """Find the stability limit by short training runs, after which the model is restored.
 
@@ -283,7 +282,7 @@ class _Search:
     orders: int = 2  # that must agree on a rate
     least: int = STEPS  # steps that must be left to begin a run
     last: int = 0  # steps of the last run, if a higher rate failed: it may exceed the budget
-    failures: int = 6  # in a row, after which the data is checked
+    failures: int = SEARCH_FAILURES  # in a row, after which the data is checked
     widening: float = WIDENING  # of rates that all held
 
     @property
@@ -303,7 +302,7 @@ class _Search:
         )
         self.all_runs.append(done)
         self.ramps += 1
-        if done.failed and done.steps <= RAMP_RESTART and self.ramps < 4:
+        if done.failed and done.steps <= RAMP_RESTART and self.ramps < RAMP_TRIES:
             return self.ramp(start / RAMP_FACTOR)  # it started too high
         return done.rate
 

@@ -12,7 +12,6 @@ from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.stability import ShortRun
 from normscope.learning_rate.thresholds import EFFORTS
 from normscope.learning_rate.verification import (
-    BUDGET,
     Verification,
     _Search,
     _Verdict,
@@ -23,6 +22,7 @@ from normscope.problem import Problem
 from normscope.training import sgd
 from normscope.training.batches import batch_source
 
+BUDGET = EFFORTS["thorough"].limit_steps
 UNSTABLE = {_Verdict.UNSTABLE}
 FAILED = {_Verdict.UNSTABLE, _Verdict.COLLAPSED}
 
