@@ -7,8 +7,8 @@ import pytest
 import xarray as xr
 from matplotlib.figure import Figure
 
-from normscope.experiments.tour.page import cards, headline
-from normscope.experiments.tour.summary import HEADS, LEGEND
+from normscope.experiments.tour.page import cards
+from normscope.experiments.tour.summary import HEADS, LEGEND, headline
 from normscope.plots.names import name_of
 from normscope.plots.overview import limits_figure
 from normscope.report import Report, Section, Table, dataset_downloads, picture_of

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from normscope.experiments import Result
-    from normscope.experiments.tour.record import Record
 
 _UNFINISHED = "demo-unfinished.sqlite"
 
@@ -50,7 +49,8 @@ def demo(
     """
     from normscope.experiments import EXPERIMENTS
     from normscope.experiments import run as run_experiment
-    from normscope.experiments.tour.record import record_of, seconds_in_store, with_record
+    from normscope.experiments.tour.page import with_record
+    from normscope.experiments.tour.tour import seconds_in_store
     from normscope.results import Store
 
     check_folder(out, "files")
@@ -69,7 +69,7 @@ def demo(
         if files:  # the next demo starts from scratch
             for leftover in out.glob(f"{_UNFINISHED}*"):
                 leftover.unlink()
-        (_print_json if as_json else _print)(result, record_of(numbers), files or {})
+        (_print_json if as_json else _print)(result, earlier, files or {})
 
 
 def _write(result: Result, numbers: xr.Dataset, out: Path) -> dict[str, str]:
@@ -90,41 +90,43 @@ def _write(result: Result, numbers: xr.Dataset, out: Path) -> dict[str, str]:
     return {what: str(path) for what, path in paths.items()}
 
 
-def _print_json(result: Result, record: Record, files: dict[str, str]) -> None:
-    from normscope.experiments.tour.summary import findings, summary_rows
+def _print_json(result: Result, earlier: float, files: dict[str, str]) -> None:
+    from normscope.experiments.tour.summary import findings, headline, summary_rows
 
+    found = result.dataset
     print_json(
         {
             **result.to_dict(),
-            "seconds": record.seconds,
-            "seconds_before": record.earlier,
-            "norms": summary_rows(result.dataset),
-            "findings": findings(result.dataset),
+            "seconds": result.seconds + earlier,
+            "seconds_before": earlier,
+            "norms": summary_rows(found),
+            "findings": [headline(found), *findings(found).values()],
             "files": files,
         }
     )
 
 
-def _print(result: Result, record: Record, files: dict[str, str]) -> None:
+def _print(result: Result, earlier: float, files: dict[str, str]) -> None:
     from normscope.experiments.tour import summary
-    from normscope.experiments.tour.page import headline
+    from normscope.experiments.tour.page import earlier_note
 
-    _print_wrapped(headline(result.dataset))
-    typer.echo()
-    seeds = result.dataset.sizes["seed"]
+    found = result.dataset
+    seeds = found.sizes["seed"]
     several = f", medians over {seeds} seeds" if seeds > 1 else ""
-    title = f"One net on {result.dataset.attrs['data']}{several}"
-    print_table(title, summary.summary_table(result.dataset))
+    _print_wrapped(summary.headline(found))
+    typer.echo()
+    print_table(f"One net on {found.attrs['data']}{several}", summary.summary_table(found))
     _print_wrapped(summary.LEGEND)
     typer.echo()
-    for sentence in summary.findings(result.dataset):
+    for sentence in summary.findings(found).values():
         _print_wrapped(sentence, "- ")
     from normscope.results import VERDICTS
 
     judged = [claim.verdict for claim in result.claims]
     counts = ", ".join(f"{judged.count(each)} {each}" for each in VERDICTS if each in judged)
-    before = f", {record.earlier_words}" if record.earlier else ""
-    typer.echo(f"\nThe papers' claims: {counts}. {record.seconds:.0f} s{before}.")
+    note = earlier_note(earlier)
+    duration = f"{result.seconds + earlier:.0f} s{', ' if note else ''}{note}"
+    typer.echo(f"\nThe papers' claims: {counts}. {duration}.")
     for claim in result.claims:
         if claim.holds is False:
             _print_wrapped(f"not reproduced: {claim.text} ({claim.source})", "- ")

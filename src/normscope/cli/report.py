@@ -73,8 +73,7 @@ def _page(numbers: xr.Dataset) -> Report | None:
     """Return the page of a demo's numbers; None for other numbers."""
     if "theory_says" not in numbers:  # do not load the experiments for others
         return None
-    from normscope.experiments.tour.page import tour_report
-    from normscope.experiments.tour.record import is_tour
+    from normscope.experiments.tour.page import is_tour, tour_report
 
     if not is_tour(numbers):
         return None

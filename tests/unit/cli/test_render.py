@@ -273,8 +273,7 @@ def test_demo_prints_a_result_that_it_cannot_write_and_keeps_its_work(
 ):
     printed = []
     monkeypatch.setattr("normscope.experiments.run", lambda *given, **options: Unwritable())
-    monkeypatch.setattr("normscope.experiments.tour.record.with_record", lambda *given: None)
-    monkeypatch.setattr("normscope.experiments.tour.record.record_of", lambda *given: None)
+    monkeypatch.setattr("normscope.experiments.tour.page.with_record", lambda *given: None)
     monkeypatch.setattr("normscope.cli.demo._write", lambda result, *given: result.write(given))
     monkeypatch.setattr("normscope.cli.demo._print", lambda *given: printed.append(given))
     assert main(["demo", "--out", str(tmp_path)]) == 2

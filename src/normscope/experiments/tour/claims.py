@@ -14,8 +14,8 @@ import xarray as xr
 
 from normscope.experiments.santurkar2018.claims import NAMES, is_smoother, shifts_no_less
 from normscope.experiments.santurkar2018.judging import compared, spread
-from normscope.experiments.tour.findings import statement_counts
 from normscope.experiments.tour.parts import diagram_part
+from normscope.experiments.tour.summary import statement_counts
 from normscope.experiments.wei2018.phase_diagram import agreement
 from normscope.plots.names import name_of, statement_name
 from normscope.results import Claim
@@ -135,5 +135,6 @@ def _theorems(results: xr.Dataset) -> list[Claim]:
             f"holds in {held} of {of} checks",
             held == of,
         )
-        for name, (held, of) in statement_counts(results).get("printed", {}).items()
+        for (form, name), (held, of) in statement_counts(results).items()
+        if form == "printed"
     ]

@@ -1,7 +1,6 @@
-"""The first screen of the report: the question, a few short sentences, and a row for each norm.
+"""What a tour found: a row for each normalization, and one sentence for each part.
 
-Every sentence is derived from the numbers, so it is correct whichever way they come out. Numbers
-are medians over the seeds; the sections of the report give the range over them.
+The numbers are medians over the seeds; the tables of the report give the range over them.
 """
 
 from __future__ import annotations
@@ -12,114 +11,222 @@ import textwrap
 import numpy as np
 import xarray as xr
 
-from normscope.experiments.tour.findings import (
-    boundary_rows,
-    diverged_seeds,
-    late_loss,
-    norms_of,
-    over_steps,
-    prediction_errors,
-    shift_cosine,
-    statement_counts,
-    worst_in_a_seed,
-)
 from normscope.experiments.tour.parts import diagram_part
-from normscope.experiments.tour.wording import contrast, factor, shared_rate
 from normscope.plots.names import name_of, statement_name, with_norm
+from normscope.report.diagrams import grid_boundary
 from normscope.text import format_number, join_words
 
 
-def question(results: xr.Dataset) -> str:
-    """Return the question, and the net it is about.
+def norms_of(results: xr.Dataset) -> list[str]:
+    """Return the normalizations, in their order."""
+    return [str(norm) for norm in results["norm"].values]
 
-    Args:
-        results: of the tour.
 
-    Returns:
-        A sentence or two.
+def reference_of(results: xr.Dataset) -> str:
+    """Return the normalization that others are compared with: none, if it was measured."""
+    norms = norms_of(results)
+    return "none" if "none" in norms else norms[0]
+
+
+def is_open(results: xr.Dataset, norm: str) -> bool:
+    """Return whether in a seed no short run broke: the limit may be higher."""
+    return bool(np.isinf(results["unstable"].sel(norm=norm)).any())
+
+
+def quantities(results: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Return what the tables compare, over norm and mostly seed.
+
+    Losses are means of the last ten steps; the landscape is the median over the steps, infinite
+    where half of them are not finite; the shift is the mean over the steps and all layers but the
+    first, which no other precedes.
     """
-    of, seeds = results.attrs, results.sizes["seed"]
-    net = f"a fully connected net of {of['depth']} layers of width {of['width']} on {of['data']}"
-    several = f", {seeds} seeds" if seeds > 1 else ""
-    return f"How large a learning rate can a net take, and why? Here: {net}{several}."
+
+    def over_steps(curves: xr.DataArray) -> xr.DataArray:
+        return curves.where(np.isfinite(curves), np.inf).median("step")
+
+    late = results.isel(training_step=slice(-10, None))
+    shift = results[["shift_cosine", "shift_distance"]].isel(layer=slice(1, None))
+    shift = shift.mean(("step", "layer"))
+    largest = results["lambda_max"]
+    return {
+        "take": results["recommended"],
+        "limit": results["limit"],
+        "predicted": results["predicted"],
+        "theory": results["theory"],
+        "accuracy": results["test_accuracy"],
+        "loss": late["training_loss"].mean("training_step", skipna=False),
+        "loss, shared rate": late["shared_training_loss"].mean("training_step", skipna=False),
+        "seeds that diverge": diverged_seeds(results),
+        "seeds that diverge, shared rate": diverged_seeds(results, "shared_"),
+        "loss varies by": over_steps(results["loss_high"] - results["loss_low"]),
+        "gradient changes by": over_steps(results["gradient_distance_high"]),
+        "smoothness": over_steps(results["effective_smoothness"]),
+        "shift cosine": shift["shift_cosine"],
+        "l2 difference": shift["shift_distance"],
+        "λ max": largest.sel(mode="train"),
+        "statistics held fixed": largest.sel(mode="frozen"),
+        "in eval mode": largest.sel(mode="eval"),
+        "lowest of the Hessian": results["lowest"],
+        "highest of the Hessian": results["highest"],
+        "growth": results["growth"],
+    }
 
 
-def findings(results: xr.Dataset) -> list[str]:
-    """Return the findings in words.
+def diverged_seeds(results: xr.Dataset, prefix: str = "") -> xr.DataArray:
+    """Return in how many seeds training diverged, by normalization."""
+    counts: xr.DataArray = (results[f"{prefix}outcome"] == "diverged").sum("seed")
+    return counts
 
-    Args:
-        results: of the tour.
 
-    Returns:
-        At most five sentences or pairs of them, with their numbers.
+def statement_counts(results: xr.Dataset) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return by form and statement how many verdicts hold, and of how many."""
+    counts: dict[tuple[str, str], tuple[int, int]] = {}
+    columns = (results[name].values for name in ("form", "statement", "refuted"))
+    for form, statement, refuted in zip(*columns, strict=True):
+        held, of = counts.get((str(form), str(statement)), (0, 0))
+        counts[str(form), str(statement)] = (held + (not refuted), of + 1)
+    return counts
+
+
+def boundary_rows(results: xr.Dataset) -> list[list[float]]:
+    """Return rows of BatchNorm's scale, measured limit, the theory's, and the factor between."""
+    part = diagram_part(results)
+    limits = [grid_boundary(part), part["critical_learning_rate"].sel(closure="train")]
+    rows = [
+        [float(scale), *(float(limit.sel(gamma=scale)) for limit in limits)]
+        for scale in part["gamma"].values
+    ]
+    known = [row for row in rows if np.isfinite(row).all()]
+    return [[*row, max(row[1] / row[2], row[2] / row[1])] for row in known]
+
+
+def finite_median(values: xr.DataArray) -> float | None:
+    """Return the median over the seeds if all of them have a number."""
+    found = float(np.median(values.values))
+    return found if math.isfinite(found) else None
+
+
+def headline(results: xr.Dataset) -> str:
+    """Return the largest limit and its ratio to that of the reference, in a sentence.
+
+    If no limit is larger, the smallest is given. There is a ratio only if the seeds agree on
+    which of the two is larger, and both limits have an end.
     """
-    parts = (_limits, _training, _landscape, _curvature, _theory)
-    return [text for each in parts if (text := each(results))]
+    middle, reference = results["limit"].median("seed"), reference_of(results)
+    norm = str(middle.idxmax("norm").item())
+    if norm == reference:
+        norm = str(middle.idxmin("norm").item())
+    own, base = (results["limit"].sel(norm=each) for each in (norm, reference))
+    shown, other = (
+        f"{'at least ' if is_open(results, each) else ''}{format_number(float(limit.median()))}"
+        for each, limit in ((norm, own), (reference, base))
+    )
+    words = f"Training breaks at a learning rate of {shown} {with_norm(norm)}"
+    against = f"the limit {with_norm(reference)} ({other})"
+    if middle.size == 1:
+        return f"{words}."
+    if not ((own > base).all() or (own < base).all()):
+        return f"{words}. That is not clearly different from {against}: the seeds disagree."
+    if is_open(results, norm) or is_open(results, reference):
+        return f"{words}, against {against}."
+    return f"{words}, {format_number(float(own.median() / base.median()))} times {against}."
 
 
-def _limits(results: xr.Dataset) -> str:
-    limit = results["limit"].median("seed")
-    offs = prediction_errors(results).values()
-    span = format_number(float(limit.max() / limit.min()))
-    apart = f": a factor of {span} apart" if limit.size > 1 else ""
-    which = "every limit" if limit.size > 1 else "it"
+def extremes(values: xr.DataArray) -> str:
+    """Return which normalization has the largest and which the smallest median; NaN is infinite.
+
+    >>> limits = [[1.0, 5.0], [4.0, 3.0]]
+    >>> pair = xr.DataArray(limits, [("norm", ["none", "batch"]), ("seed", [0, 1])])
+    >>> extremes(pair.isel(seed=[0]))
+    'largest with BatchNorm (4), smallest without normalization (1)'
+    >>> extremes(pair)
+    'largest with BatchNorm (3.5), smallest without normalization (3); the seeds disagree'
+    """
+    known = values.fillna(np.inf)
+    middle = known.median("seed")
+    most, least = (str(each.item()) for each in (middle.idxmax("norm"), middle.idxmin("norm")))
+    high, low = (format_number(float(middle.sel(norm=norm)), 3) for norm in (most, least))
+    if most == least:
+        return f"{high} {with_norm(most) if middle.size == 1 else 'everywhere'}"
+    agree = (known.idxmax("norm") == most).all() and (known.idxmin("norm") == least).all()
+    shown = f"largest {with_norm(most)} ({high}), smallest {with_norm(least)} ({low})"
+    return shown if agree else f"{shown}; the seeds disagree"
+
+
+def _prediction(results: xr.Dataset) -> str:
+    predicted, limit = results["predicted"], results["limit"]
+    if predicted.isnull().all():
+        return "No limit could be predicted before a run."
+    medians = predicted.median("seed"), limit.median("seed")
+    typical, worst = (
+        float(np.exp(abs(np.log(one / other))).max())
+        for one, other in (medians, (predicted, limit))
+    )
+    seeds = f" (median over the seeds; worst seed {worst:.2f}x)" if limit.sizes["seed"] > 1 else ""
     return (
-        f"The learning rate at which training breaks {contrast(limit)}{apart}. The prediction from "
-        f"the first weights, before any run, is within {max(offs):.2f}x of {which}"
-        f"{worst_in_a_seed(results)}."
+        f"The limit predicted before any run is within {typical:.2f}x of the verified one{seeds}."
     )
 
 
-def _training(results: xr.Dataset) -> str:
-    shared, own = (_diverged(results, prefix) for prefix in ("shared_", ""))
-    return (
-        f"At one learning rate for all, {shared_rate(results)}, {shared}; at half its own limit, "
-        f"{own}."
-    )
-
-
-def _diverged(results: xr.Dataset, prefix: str) -> str:
-    """Describe which trainings diverged."""
-    of, counts = results.sizes["seed"], diverged_seeds(results, prefix)
-    broken = [f"{with_norm(norm)} ({n} of {of} seeds)" for norm, n in counts.items() if n]
+def _diverging(results: xr.Dataset, prefix: str) -> str:
+    counts = diverged_seeds(results, prefix)
+    broken = [
+        f"{with_norm(norm)} ({int(counts.sel(norm=norm))} of {results.sizes['seed']} seeds)"
+        for norm in norms_of(results)
+        if counts.sel(norm=norm) > 0
+    ]
     return f"training diverges {join_words(broken)}" if broken else "no training diverges"
 
 
-def _landscape(results: xr.Dataset) -> str:
-    widths = over_steps(results["loss_high"] - results["loss_low"]).median("seed")
-    rate = format_number(float(results["common_rate"]))
+def _theorems(results: xr.Dataset) -> str:
+    counts = statement_counts(results)
+    exact = [pair for (form, _), pair in counts.items() if form == "exact"]
+    held, of = (sum(pair[place] for pair in exact) for place in (0, 1))
+    failing = [
+        statement_name(name)
+        for (form, name), (good, cases) in counts.items()
+        if form == "printed" and good < cases
+    ]
+    printed = f"; as printed not all of those of {join_words(failing)}" if failing else ""
+    hold = f"all {of}" if held == of else f"{held} of {of}"
+    return f"In their exact form {hold} checks of the theorems hold{printed}."
+
+
+def _diagram(results: xr.Dataset) -> str:
+    factors = [row[-1] for row in boundary_rows(results)]
+    if not factors:
+        return "No scale of BatchNorm has a stable and a broken training to hold theory against."
+    near = sum(each <= 2 for each in factors)
     return (
-        f"Along the gradient, at the learning rate {rate} for all, the loss "
-        f"{contrast(widths, 'varies most', 'least', alone='varies by')}."
+        "Mean-field theory puts the learning rate at which training breaks within a factor of 2 at "
+        f"{near} of {len(factors)} scales of BatchNorm, at worst a factor of {max(factors):.1f} "
+        "away."
     )
 
 
-def _curvature(results: xr.Dataset) -> str:
-    largest = results["lambda_max"].sel(mode="train")
-    return f"Before training the largest eigenvalue of the curvature {contrast(largest)}."
+def findings(results: xr.Dataset) -> dict[str, str]:
+    """Return a sentence for each part of the tour, in their order."""
+    shared, common = (format_number(float(results[f"{of}_rate"]), 3) for of in ("shared", "common"))
+    values = quantities(results)
 
+    def most(name: str) -> str:
+        found = values[name]
+        return extremes(found if "seed" in found.dims else found.expand_dims("seed"))
 
-def _theory(results: xr.Dataset) -> str:
-    """Describe theorems and phase diagram."""
-    counts = statement_counts(results)
-    sentences = []
-    if "exact" in counts:
-        held, of = (sum(pair[place] for pair in counts["exact"].values()) for place in (0, 1))
-        hold = f"all {of}" if held == of else f"{held} of {of}"
-        printed = counts.get("printed", {}).items()
-        failing = [statement_name(name) for name, (good, cases) in printed if good < cases]
-        verb = "fails" if len(failing) == 1 else "fail"
-        fails = f"; as printed, {join_words(failing)} {verb}" if failing else ""
-        sentences.append(f"The theorems in their exact form hold in {hold} checks{fails}.")
-    offs = [factor(theory, found) for _, found, theory in boundary_rows(diagram_part(results))]
-    if offs:
-        within = int(np.sum(np.array(offs) <= 2))
-        sentences.append(
-            "Mean-field theory puts the learning rate at which training breaks within a factor of "
-            f"2 at {within} of {len(offs)} scales of BatchNorm, at worst a factor of "
-            f"{max(offs):.1f} away."
-        )
-    return " ".join(sentences)
+    return {
+        "limits": _prediction(results),
+        "training": f"At one learning rate for all, {shared} (half the largest limit in any seed), "
+        f"{_diverging(results, 'shared_')}; at half its own limit, {_diverging(results, '')}.",
+        "landscape": f"Along the gradient, at the learning rate {common} for all, the range of the "
+        f"loss is {most('loss varies by')}.",
+        "shift": "The cosine of a layer's gradients before and after the layers below it are "
+        f"updated (1: no shift) is {most('shift cosine')}.",
+        "curvature": f"Before training the largest eigenvalue of the curvature is {most('λ max')}.",
+        "depth": f"Backwards through {results.sizes['depth_layer']} layers, before training, the "
+        f"growth of the squared gradient per layer is {most('growth')}.",
+        "theorems": _theorems(results),
+        "diagram": _diagram(results),
+    }
 
 
 # heads of the table by the name of the value, in words that fit a terminal; on page and terminal
@@ -146,64 +253,31 @@ SAME_AGAIN = (
     "again bit for bit. On other machines rounding differs, and training near the limit is "
     "chaotic: limits may differ by about 15 %, and borderline verdicts may flip."
 )
-_DIGITS = 3
+_VALUES = ("take", *list(HEADS)[1:5], "loss", *list(HEADS)[5:])
 _HEAD_WIDTH = 8  # of a terminal, for words that are not longer
 
 
 def summary_rows(results: xr.Dataset) -> list[dict[str, str | float | None]]:
-    """Return one row for each normalization, medians over the seeds.
-
-    Args:
-        results: of the tour.
-
-    Returns:
-        Names and numbers; None where there is none.
-    """
-    columns = {
-        "take": results["recommended"],
-        "limit": results["limit"],
-        "predicted": results["predicted"],
-        "theory": results["theory"],
-        "accuracy": results["test_accuracy"],
-        "loss": late_loss(results),
-        "loss varies by": over_steps(results["loss_high"] - results["loss_low"]),
-        "smoothness": over_steps(results["effective_smoothness"]),
-        "shift cosine": shift_cosine(results),
-        "λ max": results["lambda_max"].sel(mode="train"),
-        "growth": results["growth"],
-    }
+    """Return one row for each normalization: names and numbers, None where there is none."""
+    values = quantities(results)
     return [
         {"normalization": name_of(norm)}
-        | {name: finite_median(values.sel(norm=norm)) for name, values in columns.items()}
+        | {name: finite_median(values[name].sel(norm=norm)) for name in _VALUES}
         for norm in norms_of(results)
     ]
 
 
 def summary_table(results: xr.Dataset) -> list[dict[str, str | float | None]]:
-    """Return the rows to be read: the main values with few digits, heads in words.
-
-    Args:
-        results: of the tour.
-
-    Returns:
-        One row for each normalization, "none" without, the heads broken into short lines; what they
-        mean is `LEGEND`.
-    """
+    """Return the rows for a terminal: values of `HEADS` to three digits, heads in short lines."""
     heads = {
         name: "\n".join(textwrap.wrap(head, _HEAD_WIDTH, break_long_words=False))
         for name, head in HEADS.items()
     }
-    rows = [{head: row[name] for name, head in heads.items()} for row in summary_rows(results)]
-    for row in rows:
-        if row["normalization"] == name_of("none"):
-            row["normalization"] = "none"
+    short = {name_of("none"): "none"}  # fits into the column
     return [
-        {head: float(f"{x:.{_DIGITS}g}") if isinstance(x, float) else x for head, x in row.items()}
-        for row in rows
+        {
+            head: float(f"{x:.3g}") if isinstance(x := row[name], float) else short.get(str(x), x)
+            for name, head in heads.items()
+        }
+        for row in summary_rows(results)
     ]
-
-
-def finite_median(values: xr.DataArray) -> float | None:
-    """Return the median over the seeds if all of them have a number."""
-    found = float(np.median(values.values))
-    return found if math.isfinite(found) else None

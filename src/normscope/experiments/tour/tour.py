@@ -19,20 +19,19 @@ from normscope.experiments.tour.parts import (
     curvature,
     depth,
     diagram,
-    expected_growth,
     landscape,
     limits,
     skips,
     statements,
     training,
 )
+from normscope.experiments.yang2019.growth import batch_growth
 from normscope.plots.overview import overview
 from normscope.problem.threads import suitable_threads, thread_count
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Store
 
 Send = Callable[[object], None]  # takes a progress event or a string
-Measure = Callable[..., xr.Dataset]  # of net, norm and seed, settings by keyword
 
 # Cost of each part: tenths of a second that it takes at small scale on one core.
 COSTS = {
@@ -62,20 +61,6 @@ class WeightedProgress:
     """Sends progress events in which each part counts by its cost.
 
     A part found in a store counts as kept: it is done, but took no time in this run.
-
-    Args:
-        progress: receives the events.
-        total: cost of the whole.
-
-    Examples:
-        >>> events = []
-        >>> weighted = WeightedProgress(events.append, 20)
-        >>> with weighted.part("landscape", "batch, seed 0"):  # no event: it was in the store
-        ...     pass
-        >>> with weighted.part("landscape", "batch, seed 1") as send:
-        ...     send("step 1")
-        >>> print(events[0])
-        landscape: batch, seed 1, step 1, 35 % done (35 % by earlier runs)
     """
 
     def __init__(self, progress: ProgressCallback, total: int) -> None:
@@ -85,15 +70,7 @@ class WeightedProgress:
 
     @contextmanager
     def part(self, kind: str, what: str) -> Iterator[Send]:
-        """Count one part of the tour.
-
-        Args:
-            kind: a name of ``COSTS``.
-            what: which of them.
-
-        Yields:
-            `send`; a part that never calls it was found in a store.
-        """
+        """Count one part, of a kind in ``COSTS``; one that never sends was found in a store."""
         self._stage, self._cost, self._begun = f"{kind}: {what}", COSTS[kind], -1
         yield self.send
         if self._begun < 0:
@@ -110,7 +87,7 @@ class WeightedProgress:
 
 @dataclass(frozen=True)
 class Parts:
-    """Computes parts of the tour for every normalization and seed, or takes them from the store.
+    """Computes parts of the tour, or takes them from the store.
 
     Args:
         net: the network.
@@ -130,15 +107,7 @@ class Parts:
     def one(
         self, kind: str, what: str, seed: int, measure: Callable[[], xr.Dataset], **settings: Any
     ) -> xr.Dataset:
-        """Return one part, from the store or computed now.
-
-        Args:
-            kind: of the part, a name of ``COSTS``.
-            what: which one, for progress messages.
-            seed: of its random numbers.
-            measure: computes it.
-            **settings: of the part, in addition to those of the net.
-        """
+        """Return one part, which the store finds by kind, settings of net and part, and seed."""
         parameters = self.net.settings(part=kind, **settings)
         key = repr(parameters), seed
         with self.progress.part(kind, f"{what}, seed {seed}") as send:
@@ -153,30 +122,26 @@ class Parts:
             return self.store.compute("tour part", parameters, seed, run)
 
     def each(
-        self,
-        kind: str,
-        measure: Measure,
-        rates: Mapping[tuple[str, int], float] | None = None,
-        first_seed: bool = False,
-        **settings: Any,
+        self, kind: str, measure: Callable[..., xr.Dataset], first: bool = False, **settings: Any
     ) -> xr.Dataset:
-        """Return a part of every normalization and seed, over (norm, seed).
+        """Return a part of every normalization and seed (or the first), over (norm, seed).
 
-        Args:
-            kind: of the part.
-            measure: computes it from net, normalization, seed and settings.
-            rates: the setting ``rate`` for each normalization and seed, where it is one.
-            first_seed: whether to measure the first seed only.
-            **settings: of the part.
+        A setting over (norm, seed) is taken there.
         """
-        rows = {}
-        for norm in self.norms:
-            found = {}
-            for seed in self.seeds[:1] if first_seed else self.seeds:
-                own = settings if rates is None else {"rate": rates[norm, seed], **settings}
-                run = partial(measure, self.net, norm, seed, **own)
-                found[seed] = self.one(kind, norm, seed, run, norm=norm, **own)
-            rows[norm] = side_by_side("seed", found)
+
+        def measured(norm: str, seed: int) -> xr.Dataset:
+            own = {
+                name: float(value.sel(norm=norm, seed=seed)) if hasattr(value, "sel") else value
+                for name, value in settings.items()
+            }
+            run = partial(measure, self.net, norm, seed, **own)
+            return self.one(kind, norm, seed, run, norm=norm, **own)
+
+        seeds = self.seeds[:1] if first else self.seeds
+        rows = {
+            norm: side_by_side("seed", {seed: measured(norm, seed) for seed in seeds})
+            for norm in self.norms
+        }
         return side_by_side("norm", rows)
 
 
@@ -268,24 +233,32 @@ def tour(
     spectrum: dict[str, Any] = {"probes": spectrum_probes, "products": spectrum_products}
     with thread_count(suitable_threads(net.problem(norms[0], seed), net.batch())):
         limit = parts.each("learning rate", partial(limits, progress=weighted.send))
-        half = _by_cell(limit["recommended"])
-        common, largest = (float(getattr(limit["recommended"], end)()) for end in ("min", "max"))
-        shared = parts.each("training", training, dict.fromkeys(half, largest), steps=steps)
+        half = limit["recommended"]
+        common, largest = float(half.min()), float(half.max())
+        shared = parts.each("training", training, rate=largest, steps=steps)
+        own = float(half.sel(norm="batch", seed=seed)) if "batch" in norms else common
         found = [
             limit,
-            parts.each("training", training, half, steps=steps),
+            parts.each("training", training, rate=half, steps=steps),
             shared.rename({str(name): f"shared_{name}" for name in shared.data_vars}),
             parts.each("landscape", landscape, rate=common, steps=watched_steps, every=every),
-            parts.each(
-                "curvature", curvature, first_seed=True, samples=2 * batch_size, **spectrum
-            ).isel(seed=0, drop=True),
+            parts.each("curvature", curvature, first=True, samples=2 * batch_size, **spectrum).isel(
+                seed=0, drop=True
+            ),
             parts.each("depth", depth, layers=deep_layers),
             _with_skips(parts, deep_layers),
-            _statements(parts, half.get(("batch", seed), common), min(steps, 50)),
-            _phases(parts, gammas, learning_rates, epochs),
+            _statements(parts, own, min(steps, 50)),
         ]
-    constants = {"shared_rate": largest, "expected_growth": expected_growth(net)}
-    return _joined(found, net, common).assign(constants)
+        with weighted.part("phase diagram", f"{len(gammas) * len(learning_rates)} trainings"):
+            weighted.send()
+            found.append(diagram(net, gammas, learning_rates, epochs, seed, store, weighted.send))
+    joined = xr.merge(found, compat="equals", join="outer", combine_attrs="drop_conflicts")
+    joined["theory"].attrs["missing"] = "the theory covers none of these nets"
+    joined["lambda_max"].attrs["missing"] = "no mode applies"
+    growth = batch_growth("relu", batch_size)
+    return joined.assign(
+        common_rate=common, shared_rate=largest, expected_growth=growth
+    ).assign_attrs(net.settings(linear_threshold=THRESHOLD))
 
 
 def _with_skips(parts: Parts, layers: int) -> xr.Dataset:
@@ -306,26 +279,15 @@ def _statements(parts: Parts, rate: float, steps: int) -> xr.Dataset:
     return parts.one("theorems", "batch", own, measure, **settings)
 
 
-def _phases(
-    parts: Parts, gammas: Sequence[float], rates: Sequence[float], epochs: float
-) -> xr.Dataset:
-    """Return the phase diagram of the first seed; its trainings are separate records."""
-    with parts.progress.part("phase diagram", f"{len(gammas) * len(rates)} trainings") as send:
-        send("")
-        return diagram(parts.net, gammas, rates, epochs, parts.seeds[:1], parts.store, send)
-
-
-def _by_cell(rates: xr.DataArray) -> dict[tuple[str, int], float]:
-    return {
-        (str(norm), int(own)): float(rates.sel(norm=norm, seed=own))
-        for norm in rates["norm"].values
-        for own in rates["seed"].values
-    }
-
-
-def _joined(found: Sequence[xr.Dataset], net: Net, common: float) -> xr.Dataset:
-    joined = xr.merge(found, compat="equals", join="outer", combine_attrs="drop_conflicts")
-    joined = joined.assign(common_rate=common)
-    joined["theory"].attrs["missing"] = "the theory covers none of these nets"
-    joined["lambda_max"].attrs["missing"] = "no mode applies"
-    return joined.assign_attrs(net.settings(linear_threshold=THRESHOLD))
+def seconds_in_store(store: Store, settings: Mapping[str, Any]) -> float:
+    """Return the seconds of the parts of a tour with these settings that a store has already."""
+    names = ("data", "width", "layers", "batch_size", "momentum")
+    net = Net(*(settings[name] for name in names)).settings()
+    seeds = range(settings["seed"], settings["seed"] + settings["seeds"])
+    return sum(
+        record.seconds or 0.0
+        for record in store.select()
+        if record.state.has_result
+        and record.seed in seeds
+        and net.items() <= record.parameters.items()
+    )
