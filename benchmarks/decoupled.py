@@ -49,7 +49,7 @@ class Case:
 
     def smoothness(self) -> float:
         """A bound of the Hessian's eigenvalues."""
-        return self.design().spectrum[0] / 4
+        return self.design().moments.spectrum[0] / 4
 
 
 def standardized(name: str, inputs: Array, signs: Array) -> Case:

@@ -128,7 +128,7 @@ def test_bisection_inequality_holds_squared_and_not_as_printed(seed):
         options = Options(bisections=halvings, safeguard=False)
         path = list(itertools.islice(gdnp(objective, -design.mean, options), 30))
         sides = inequalities(objective, design, path)
-        smallest, largest = np.linalg.eigvalsh(design.inputs.T @ design.inputs / design.samples)[
+        smallest, largest = np.linalg.eigvalsh(design.inputs.T @ design.inputs / len(design.signs))[
             [0, -1]
         ]
         widths = np.array([point.bisected.right - point.bisected.left for point in path])

@@ -225,7 +225,9 @@ class GDNPClassifier(OneVersusRest):
         found = [
             minimum(self._objective(each), options, self.max_iter, self.tol) for each in designs
         ]
-        pairs = [each.unscaled(one.weights) for each, one in zip(designs, found, strict=True)]
+        pairs = [
+            each.moments.unscaled(one.weights) for each, one in zip(designs, found, strict=True)
+        ]
         self.coef_ = np.stack([coefficients for coefficients, _ in pairs])
         self.intercept_ = np.array([intercept for _, intercept in pairs])
         self.n_iter_ = max(1, *(one.steps for one in found))

@@ -198,18 +198,13 @@ class SignedDesign:
         weights: Array | None = None,
     ) -> None:
         shared = isinstance(inputs, SecondMoment)
-        self.moments = inputs if shared else SecondMoment(inputs, constant, weights)
+        self.moments: SecondMoment = inputs if shared else SecondMoment(inputs, constant, weights)
         self.signs = np.asarray(signs, dtype=np.float64)
 
     @property
     def inputs(self) -> Any:
         """The inputs as they were given."""
         return self.moments.inputs
-
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return int(self.moments.samples)
 
     @property
     def size(self) -> int:
@@ -234,31 +229,13 @@ class SignedDesign:
         """The mean, u = E[z]."""
         return self.adjoint(self.weights)
 
-    @property
-    def formed(self) -> bool:
-        """Whether S is small enough to be held as a matrix."""
-        return self.moments.formed
-
     def second_moment(self, w: Array) -> Array:
         """Return S w."""
         return self.moments.apply(w)
 
-    @property
-    def spectrum(self) -> tuple[float, float | None]:
-        """Largest and smallest eigenvalue of S; the smallest is None if S is not formed."""
-        return self.moments.spectrum
-
     def solve(self, vector: Array) -> Array:
         """Return a solution of S x = v for v in the range of S; warn if it is not exact."""
         return self.moments.solve(vector)
-
-    def dual_norm(self, gradient: Array) -> float:
-        """Return the norm in S^{-1}, or a lower bound if S is not formed."""
-        return self.moments.dual_norm(gradient)
-
-    def unscaled(self, w: Array) -> tuple[Array, float]:
-        """Return coefficients and intercept for inputs as they were given."""
-        return self.moments.unscaled(w)
 
 
 def column_ends(inputs: Any) -> tuple[Array, Array]:

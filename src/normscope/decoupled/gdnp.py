@@ -324,7 +324,7 @@ def dual_residual(objective: Objective, here: Iterate, whole: bool = False) -> f
     """
     turning = here.bisected.at_bound and not whole
     gradient = here.direction.across(here.gradient) if turning else here.gradient
-    return objective.design.dual_norm(gradient)
+    return objective.design.moments.dual_norm(gradient)
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class Objective(ABC):
     def __init__(self, design: SignedDesign, loss: MarginLoss, weights: Array) -> None:
         self.design, self.loss, self.weights = design, loss, weights
         self.mean = design.mean
-        self.largest, self.smallest = design.spectrum
+        self.largest, self.smallest = design.moments.spectrum
 
     @abstractmethod
     def direction(self, w: Array) -> Direction:

@@ -284,7 +284,7 @@ def _unit_path(
     nothing = np.full(len(points), np.nan)
     left = dual_residual(objective, last) ** 2 / (2 * (objective.loss.curvature_bound or 1.0))
     path = UnitPath(index, nothing, nothing, last.residual, last.step, left)
-    if not objective.design.formed or not objective.smallest:
+    if not objective.design.moments.formed or not objective.smallest:
         return path
     gradient = [float(p.gradient @ objective.design.solve(p.gradient)) for p in points]
     bound = _bound(objective, points, options.length_tolerance)

@@ -112,7 +112,7 @@ class GDNPMLPClassifier(OneVersusRest):
         designs = [SignedDesign(shared, signs, self.fit_intercept) for signs in problems]
         trained = [self._train(design, random) for design in designs]
         nets = [each.units for each in trained]
-        pairs = [[net.design.unscaled(w) for w in net.weights] for net in nets]
+        pairs = [[net.design.moments.unscaled(w) for w in net.weights] for net in nets]
         self.hidden_coef_ = np.array([[w for w, _ in pair] for pair in pairs])
         self.hidden_intercept_ = np.array([[b for _, b in pair] for pair in pairs])
         self.output_coef_ = np.array([net.outputs for net in nets])
@@ -150,7 +150,7 @@ class GDNPMLPClassifier(OneVersusRest):
         drawn /= np.where(scale > 0, scale, 1)
         starts = None
         if self.start == "zero":
-            empty = np.linalg.norm(design.mean) <= 1e-13 * np.sqrt(design.spectrum[0])
+            empty = np.linalg.norm(design.mean) <= 1e-13 * np.sqrt(design.moments.spectrum[0])
             starts = drawn if empty else np.tile(-design.mean, (self.hidden_units, 1))
         weights = drawn.copy() if starts is None else np.zeros(shape)
         return train_units(

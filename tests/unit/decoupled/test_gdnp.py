@@ -125,8 +125,8 @@ def test_operators_of_the_design_agree_with_matrices(kind, constant):
     np.testing.assert_allclose(design.second_moment(w), z.T @ z @ w / 50)
     np.testing.assert_allclose(design.solve(z.T @ z @ w / 50), w)
     eigenvalues = np.linalg.eigvalsh(z.T @ z / 50)
-    np.testing.assert_allclose(design.spectrum, eigenvalues[[-1, 0]])
-    coefficients, intercept = design.unscaled(w)
+    np.testing.assert_allclose(design.moments.spectrum, eigenvalues[[-1, 0]])
+    coefficients, intercept = design.moments.unscaled(w)
     np.testing.assert_allclose(inputs @ coefficients + intercept, plain @ w)
 
 
@@ -134,9 +134,9 @@ def test_operator_form_finds_the_same_ends_and_solutions():
     random = np.random.default_rng(2)
     inputs = random.standard_normal((40, 60))
     design = SignedDesign(inputs, np.ones(40), constant=False)
-    assert not design.formed
+    assert not design.moments.formed
     top = np.linalg.eigvalsh(inputs.T @ inputs / 40)[-1]
-    assert top <= design.spectrum[0] <= top * (1 + 1e-4)
+    assert top <= design.moments.spectrum[0] <= top * (1 + 1e-4)
     solved = design.solve(design.mean)
     np.testing.assert_allclose(design.second_moment(solved), design.mean, atol=1e-8)
 
@@ -178,7 +178,7 @@ def test_gaussian_path_is_that_of_least_squares(design):
     objective = GaussianObjective(design, margin_loss("logistic"), nodes=200)
     path = itertools.islice(gdnp(objective, -design.mean, Options()), 30)
     quotients = [-(point.direction.mean**2) for point in path]
-    second = design.inputs.T @ design.inputs / design.samples
+    second = design.inputs.T @ design.inputs / len(design.signs)
     expected = ordinary_least_squares(S=second, u=design.mean, steps=30).rho
     np.testing.assert_allclose(quotients, expected, rtol=1e-9)
 
