@@ -17,7 +17,6 @@ from normscope.experiments.yang2019.growth import (
     _relu_averages,
     batch_growth,
     residual_growth,
-    spread,
     squared_gradients,
 )
 from normscope.results import Store
@@ -331,7 +330,9 @@ def test_growth_needs_a_batch_of_four():
 def test_residual_growth_falls_with_depth():
     factors = residual_growth("batch", "relu", 16, 50)
     assert (np.diff(factors) < 0).all()
-    expected = 1 + batch_growth("relu", 16) * spread("relu", 16)
+    correlation = -1 / 15  # of two samples of a batch of 16 behind the normalization
+    pair = (1 - correlation**2) ** 0.5 + correlation * np.arccos(-correlation)
+    expected = 1 + batch_growth("relu", 16) * (0.5 - pair / (2 * np.pi))
     assert factors[0] == pytest.approx(expected)
     layer = residual_growth("layer", "relu", 16, 50)
     assert layer.prod() == pytest.approx(1 + 50 / 2)  # telescopes: the variance itself

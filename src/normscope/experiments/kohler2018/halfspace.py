@@ -279,11 +279,11 @@ def _value_and_gradient(objective: Objective) -> Callable[[Array], tuple[float, 
     return evaluate
 
 
-def _critical_points(given: Moments, random: np.random.Generator, starts: int = 3) -> list[float]:
-    """1 - cos to the line of S^{-1}u of critical points that BFGS finds from random starts."""
+def _critical_points(given: Moments, random: np.random.Generator) -> list[float]:
+    """1 - cos to the line of S^{-1}u of critical points found by BFGS from three random starts."""
     objective = GaussianObjective(given.matched(), margin_loss("logistic"))
     off = []
-    for _ in range(starts):
+    for _ in range(3):
         start = random.standard_normal(len(given.mean))
         options = {"gtol": 1e-10, "maxiter": 5000}
         w = minimize(

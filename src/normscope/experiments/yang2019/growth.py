@@ -218,15 +218,6 @@ def batch_growth(activation: str, batch_size: int) -> float:
     return batch_size * trace / ((batch_size - 1) * (batch_size - 3) * gap)
 
 
-def spread(activation: str, batch_size: int) -> float:
-    """Return q - p, the part of the activations' second moment that differs between samples.
-
-    >>> round(spread("linear", 5), 4)
-    1.25
-    """
-    return _averages(activation, batch_size)[1]
-
-
 def residual_growth(norm: str, activation: str, batch_size: int, depth: int) -> Array:
     r"""Growth per block of a residual net, x + W phi(N(x)), from the stem upwards.
 
@@ -245,9 +236,10 @@ def residual_growth(norm: str, activation: str, batch_size: int, depth: int) -> 
     Returns:
         The factor of each block.
     """
-    batch = norm == "batch"
-    added = spread(activation, batch_size) if batch else _second_moment(activation)
-    factor = batch_growth(activation, batch_size) if batch else layer_growth(activation)
+    if norm == "batch":
+        factor, added = batch_growth(activation, batch_size), _averages(activation, batch_size)[1]
+    else:
+        factor, added = layer_growth(activation), _second_moment(activation)
     blocks = np.arange(depth, dtype=np.float64)
     factors: Array = 1.0 + factor * added / (1.0 + blocks * added)
     return factors
