@@ -19,9 +19,9 @@ class TwiceDifferentiable(FunctionMode):
     """Inside, every operation has a second derivative where an equal expression is known.
 
     The fused kernels of attention have none, nor do hardsigmoid, embedding_bag, cdist, pdist and
-    the multi-class margin losses, nor sparse gradients of embeddings. Values agree up to rounding.
-    Other threads are not affected: ``torch.nn.attention.sdpa_kernel`` would select kernels for the
-    whole process.
+    the multi-class margin losses, nor sparse gradients of embeddings. One scaled by frequency is
+    not the derivative of anything. Values agree up to rounding. Other threads are not affected:
+    ``torch.nn.attention.sdpa_kernel`` would select kernels for the whole process.
 
     Attributes:
         used: whether any operation was replaced.
@@ -34,8 +34,7 @@ class TwiceDifferentiable(FunctionMode):
     def call(self, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Compute a known operation by its equal expression; call any other as it is."""
         expression = _EXPRESSIONS.get(function)
-        is_dense = function is functional.embedding and not options.get("sparse")
-        if expression is None or is_dense:
+        if expression is None or (function is functional.embedding and _is_exact(**options)):
             return function(*args, **options)
         self.used = True
         return expression(*args, **options)  # inside this mode is off
@@ -90,9 +89,16 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return input.copy_(result) if inplace else result
 
 
-def _embedding(input: Tensor, weight: Tensor, sparse: bool, **options: Any) -> Tensor:
-    """Return the rows of a table, whose gradient would be sparse."""
-    return functional.embedding(input, weight, sparse=False, **options)
+def _is_exact(sparse: bool, scale_grad_by_freq: bool, **options: Any) -> bool:
+    """Return whether the gradient of an embedding is dense and that of its output."""
+    return not sparse and not scale_grad_by_freq
+
+
+def _embedding(
+    input: Tensor, weight: Tensor, sparse: bool, scale_grad_by_freq: bool, **options: Any
+) -> Tensor:
+    """Return the rows of a table, whose gradient would be sparse or scaled by frequency."""
+    return functional.embedding(input, weight, **options)
 
 
 def _embedding_bag(
@@ -113,9 +119,7 @@ def _embedding_bag(
     if padding_idx is not None:
         kept = indices != padding_idx % len(weight)
         indices, bags = indices[kept], bags[kept]
-    rows = functional.embedding(
-        indices, weight, None, max_norm, norm_type, scale_grad_by_freq, sparse=False
-    )
+    rows = functional.embedding(indices, weight, None, max_norm, norm_type)
     if per_sample_weights is not None:
         factors = per_sample_weights.reshape(-1)
         rows = rows * (factors if padding_idx is None else factors[kept]).unsqueeze(1)

@@ -351,3 +351,23 @@ def test_forward_mode_of_a_model_with_a_loss_inside():
         found = matrix @ vector
     expected = operator(plain, "model", batch, kind="ggn") @ vector
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["fisher", "ggn", "hessian"])
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+def test_gradient_scaled_by_frequency_is_not_taken_for_the_derivative(layer, kind):
+    class Words(nn.Module):
+        def __init__(self, is_scaled=False):
+            super().__init__()
+            self.words = layer(5, 3, scale_grad_by_freq=is_scaled)
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, x):
+            found = self.words(x).tanh()
+            return self.head(found if found.dim() == 2 else found.mean(1))
+
+    plain, scaled = Words().double(), Words(is_scaled=True).double()
+    scaled.load_state_dict(plain.state_dict())
+    data = torch.tensor([[0, 0, 1], [2, 0, 4], [3, 3, 3]]), torch.tensor([0, 1, 1])
+    expected = dense(plain, "cross_entropy", data, kind)
+    torch.testing.assert_close(dense(scaled, "cross_entropy", data, kind), expected)
