@@ -1,9 +1,9 @@
 """Checkpoints: a training on disk, from which it resumes bit for bit.
 
-A checkpoint holds what the coming steps depend on: the model's state and buffers, the optimizer's
-state, the position in the data, the RNG states (torch's, and those of modules with a
-``generator``), the losses so far, and the settings, which a resumed run must share. It holds
-tensors and plain types only, so that reading one cannot run code.
+A checkpoint holds what the coming steps depend on: the model's state and buffers, the buffers of
+the loss, the optimizer's state, the position in the data, the RNG states (torch's, and those of
+modules with a ``generator``), the losses so far, and the settings, which a resumed run must share.
+It holds tensors and plain types only, so that reading one cannot run code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -27,6 +27,7 @@ from normscope.files import replacing, try_write
 from normscope.problem.batch import Batch, tensors_of
 from normscope.problem.isolation import RandomGenerators
 from normscope.problem.loss import Loss, WholeLoss
+from normscope.problem.loss_state import loss_modules
 from normscope.problem.problem import Problem
 from normscope.training.loop import Loop
 
@@ -87,6 +88,7 @@ def save(path: Path, loop: Loop, settings: Mapping[str, str], observer: object =
         "settings": dict(settings),
         "model": model.state_dict(),
         "buffers": dict(model.named_buffers()),  # some are not in the state_dict
+        "loss": [dict(each.named_buffers()) for each in loss_modules(loop.problem.loss, model)],
         "optimizer": _without_numpy(loop.optimizer.state_dict()),
         "batches": loop.batches.state(),
         "random": RandomGenerators(model).torch_states(),
@@ -138,9 +140,8 @@ def resume(
     if content["taken"] < steps:  # else there is nothing to save
         check_writable(path)
     model.load_state_dict(content["model"])
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            buffer.copy_(content["buffers"][name])
+    owners = [model, *loss_modules(loop.problem.loss, model)]
+    _restore_buffers(path, owners, [content["buffers"], *content.get("loss", ())])
     loop.optimizer.load_state_dict(content["optimizer"])
     loop.losses = content["losses"].tolist()
     loop.taken = content["taken"]
@@ -220,6 +221,26 @@ def _check_fits(
             f"{path} has {content['taken']} steps, more than the {steps} asked for; ask for at "
             f"least {content['taken']}, or name another file."
         )
+
+
+def _restore_buffers(
+    path: Path, owners: Sequence[nn.Module], saved: Sequence[Mapping[str, Tensor]]
+) -> None:
+    """Restore the buffers of the model and of the loss's modules, which a file may lack."""
+    pairs = [
+        (buffer, tensors.get(name))
+        for owner, tensors in zip(owners, saved, strict=False)
+        for name, buffer in owner.named_buffers()
+    ]
+    if any(tensor is None or tensor.shape != buffer.shape for buffer, tensor in pairs):
+        raise StateError(
+            f"{path} comes from a model or a loss with other buffers; build both as they were to "
+            "resume, or use another file to start from the beginning."
+        )
+    with torch.no_grad():
+        for buffer, tensor in pairs:
+            assert tensor is not None
+            buffer.copy_(tensor)
 
 
 def _observer_state(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:

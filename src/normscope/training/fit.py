@@ -107,10 +107,11 @@ def fit(
     """Train to the end and return the outcome.
 
     With a ``checkpoint``, an interrupted run resumes when `fit` is called again with the same
-    settings, and is bit-identical to an uninterrupted one: parameters, buffers, optimizer state
-    and losses. ``steps`` may grow, which extends a finished run; it may not be less than the
-    checkpoint has. Two limits: a DataLoader must give the same batches under the same state of
-    torch's generators, and randomness from outside torch is not saved.
+    settings, and is bit-identical to an uninterrupted one: parameters, buffers (of the loss too),
+    optimizer state and losses. ``steps`` may grow, which extends a finished run; it may not be
+    less than the checkpoint has. Three limits: a DataLoader must give the same batches under the
+    same state of torch's generators; randomness from outside torch is not saved; and neither are
+    attributes of modules that are not tensors, such as a number that counts steps.
 
     Ctrl-C with a checkpoint completes and saves the current step, then raises KeyboardInterrupt;
     pressed twice, it does not wait.

@@ -101,6 +101,34 @@ def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
         assert torch.equal(a, b)
 
 
+class RunningLoss(nn.Module):
+    """Divided by its running mean, which is a buffer."""
+
+    def __init__(self, size=1):
+        super().__init__()
+        self.register_buffer("mean", torch.ones(size), persistent=False)
+
+    def forward(self, output, target):
+        loss = nn.functional.cross_entropy(output, target)
+        self.mean.lerp_(loss.detach(), 0.1)
+        return loss / self.mean.mean()
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_buffers_of_the_loss_are_resumed(tmp_path, called):
+    def problem(size=1):
+        torch.manual_seed(0)
+        loss = RunningLoss(size)
+        return Problem(nn.Linear(5, 3), (lambda o, t: loss(o, t)) if called else loss, (X, Y))
+
+    path = tmp_path / "run.pt"
+    expected = fit(problem(), sgd(0.2), steps=9)
+    fit(problem(), sgd(0.2), steps=4, checkpoint=path)
+    assert fit(problem(), sgd(0.2), 9, checkpoint=path).losses.tolist() == expected.losses.tolist()
+    with pytest.raises(StateError, match="a model or a loss with other buffers"):
+        fit(problem(2), sgd(0.2), 9, checkpoint=path)
+
+
 def test_finished_run_is_read_back_without_a_step(tmp_path):
     path = tmp_path / "run.pt"
     first = fit(problem_of(), sgd(0.2), steps=5, checkpoint=path)
