@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 import numpy as np
 import torch
@@ -19,19 +20,26 @@ from normscope.curvature.precision import (
 from normscope.curvature.products import BatchCurvature, check_symmetric
 from normscope.errors import InputError
 from normscope.interrupts import interrupt_safe
-from normscope.problem.batch import Batch, batch_count
+from normscope.problem.batch import Batch, batch_count, join_batches
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.isolation import MODEL_LOCK
-from normscope.problem.loss import Loss, WholeLoss
+from normscope.problem.loss import Loss, WholeLoss, model_loss
 from normscope.problem.parameters import Parameters, parameter_layout
 from normscope.problem.problem import Data, Problem
+from normscope.problem.recognition import batch_weight, is_sum
 from normscope.problem.sharded import gather_shards
+from normscope.warn import warn
 
 _WIDER = {
     torch.float16: ", or measure model.float()",
     torch.bfloat16: ", or measure model.double()",
     torch.float32: ", or measure model.double()",
 }
+_SUM_MESSAGE = (
+    "the loss of two batches together is the sum of theirs, but batches are averaged by their "
+    "samples here, so that the result is not that of all data in one batch; give one batch, or a "
+    "loss of torch with reduction='sum'."
+)
 _LARGEST_DENSE = 20_000  # rows; 1.6 GB in float32
 
 
@@ -85,6 +93,8 @@ class CurvatureOperator:
             else [count / self.samples for count in self.batch_sizes]
         )
         self._kept: BatchCurvature | None = None
+        if has_loss and len(sizes) > 1 and _is_custom_sum(evaluator):
+            warn(_SUM_MESSAGE)
 
     @without_autocast()
     def weighted_mean(self, apply: Callable[[BatchCurvature], Tensor]) -> Tensor:
@@ -339,3 +349,31 @@ def dense(
             f"{_LARGEST_DENSE}; use operator, top_eigenvalue or fewer params."
         )
     return matrix @ torch.eye(size, dtype=matrix.dtype, device=matrix.device)
+
+
+def _is_custom_sum(evaluator: Evaluator) -> bool:
+    """Return whether a custom loss of two batches together is the sum of theirs, not the mean."""
+    problem = evaluator.problem
+    (one, first), (other, second) = islice(evaluator.batches(), 2)
+    targets = [problem.target_of(first), problem.target_of(second)]
+    is_known = is_sum(problem.loss) or batch_weight(problem.loss, targets[0]) is not None
+    if is_known or not problem.has_outputs or problem.loss is model_loss:
+        return False
+    try:
+        pairs = [_output_and_loss(evaluator, *pair) for pair in ((first, one), (second, other))]
+        (output, before), (following, after) = pairs
+        with evaluator.isolated(evaluator.leaves()), torch.no_grad():
+            joined = torch.cat([output, following])
+            both = problem.loss_of(joined, join_batches(targets)).item()
+    except Exception:  # a loss for one number of samples, or other shapes in each batch
+        return False
+    share = batch_count(second) / (batch_count(first) + batch_count(second))
+    mean = before + share * (after - before)
+    bound = torch.finfo(evaluator.layout.dtype).eps ** 0.5 * max(abs(both), abs(before), abs(after))
+    return bool(abs(both - before - after) <= bound < abs(both - mean))
+
+
+def _output_and_loss(evaluator: Evaluator, batch: Batch, number: int) -> tuple[Tensor, float]:
+    found = evaluator(batch, number)
+    assert found.output is not None
+    return found.output.detach(), found.loss.item()

@@ -205,7 +205,8 @@ class Evaluator:
             refuse_held_parameters(output, differentiated, self.parameters)
             refuse_foreign_parameters(output, self.parameters, leaves)
             self.verified.add(check)
-        self._check_loss(loss, batch, number)
+        if differentiated is loss or self.problem.counts(batch):
+            self._check_loss(loss, batch, number)
         return Evaluation(leaves, output, loss, packed, refusal)
 
     def check(self, output: Tensor, batch: Batch, number: int = 0) -> None:
@@ -218,7 +219,8 @@ class Evaluator:
         """
         with self.isolated(self.leaves(), number), torch.no_grad():
             loss = self._loss(output.clone(), batch)  # which a loss may overwrite
-        self._check_loss(loss, batch, number)
+        if self.problem.counts(batch):
+            self._check_loss(loss, batch, number)
 
     @property
     def loss_is_of_output(self) -> bool:

@@ -248,6 +248,14 @@ class Problem:
             warn(IGNORED_LABELS)
         return float(batch_count(batch))
 
+    def counts(self, batch: Batch) -> bool:
+        """Return False for a batch all of whose labels the loss ignores: its mean is not finite.
+
+        Args:
+            batch: as `batches` gives it.
+        """
+        return not self.has_outputs or batch_weight(self.loss, self.target_of(batch)) != 0
+
     def batch_factors(self, weights: Sequence[float]) -> list[float]:
         """Return the factors by which the losses of batches add up to the loss over all.
 

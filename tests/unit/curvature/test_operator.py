@@ -16,6 +16,7 @@ from normscope.errors import (
     ArgumentTypeError,
     InputError,
     NormscopeError,
+    NormscopeWarning,
     ShapeError,
     StateError,
     UnknownNameError,
@@ -135,8 +136,7 @@ def test_several_batches_count_as_in_the_loss_over_all_data(loss, kind):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(30, 5, generator=generator, dtype=torch.float64)
     y = torch.randint(4, (30,), generator=generator)
-    # of the first batch all, of the second some; the Fisher matrix takes no batch without a loss
-    y[6 if kind == "fisher" else 0 : 12] = loss.ignore_index
+    y[:12] = loss.ignore_index  # of the first batch all, of the second some
     model = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 4)).double()
     parts = list(zip(x.split(8), y.split(8), strict=True))
     whole = dense(model, loss, (x, y), kind=kind, mode="eval")
@@ -152,6 +152,20 @@ def test_functions_that_sum_are_summed_over_batches(function, kind):
     loss = partial(function, reduction="sum")
     whole = dense(model, loss, (x, torch.zeros(30, 2).double()), kind=kind)
     torch.testing.assert_close(dense(model, loss, parts, kind=kind), whole)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_sum_written_by_hand_warns_over_several_batches(reduction):
+    def loss(output, target):
+        return functional.cross_entropy(output, target, reduction=reduction)
+
+    x, y, model = torch.randn(9, 5), torch.randint(3, (9,)), nn.Linear(5, 3)
+    batches = [(x[:5], y[:5]), (x[5:], y[5:])]
+    if reduction == "sum":
+        with pytest.warns(NormscopeWarning, match="two batches together is the sum of theirs"):
+            dense(model, loss, batches)
+    else:
+        torch.testing.assert_close(dense(model, loss, batches), dense(model, loss, (x, y)))
 
 
 def test_data_of_ignored_labels_alone_is_refused():
