@@ -222,7 +222,7 @@ def test_eigenvalues_are_of_one_seed_and_of_every_mode(results):
 def test_theorems_that_fail_are_named_with_their_counts(results):
     sentence = findings(results)["theorems"]
     assert "all 3 checks" in sentence
-    assert sentence.endswith("Theorem 4.1.")
+    assert sentence.endswith("; as printed, Theorem 4.1 in 0 of 1.")
     rows, found = table("theorems", results)
     assert "on the 2 BatchNorm layers" in found.caption
     assert found.rows[2] == ["Theorem 4.1", "as printed, without eps", 0, 1, 0.25]

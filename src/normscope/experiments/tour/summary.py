@@ -183,13 +183,13 @@ def _theorems(results: xr.Dataset) -> str:
     exact = [pair for (form, _), pair in counts.items() if form == "exact"]
     held, of = (sum(pair[place] for pair in exact) for place in (0, 1))
     failing = [
-        statement_name(name)
+        f"{statement_name(name)} in {good} of {cases}"
         for (form, name), (good, cases) in counts.items()
         if form == "printed" and good < cases
     ]
-    printed = f"; as printed not all of those of {join_words(failing)}" if failing else ""
+    printed = f"; as printed, {join_words(failing)}" if failing else ""
     hold = f"all {of}" if held == of else f"{held} of {of}"
-    return f"In their exact form {hold} checks of the theorems hold{printed}."
+    return f"In their exact form the theorems hold in {hold} checks{printed}."
 
 
 def _diagram(results: xr.Dataset) -> str:
