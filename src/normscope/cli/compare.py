@@ -92,7 +92,7 @@ def compare(
 
 def _compare(source: Source, problem: tuple[Any, ...], given: dict[str, Any]) -> Comparison:
     from normscope.learning_rate import compare as compare_norms
-    from normscope.learning_rate.comparison import UnfitNormError
+    from normscope.learning_rate.compare_norms import UnfitNormError
 
     try:
         return sources.call_with_progress("compare", source, compare_norms, *problem, **given)
@@ -103,7 +103,7 @@ def _compare(source: Source, problem: tuple[Any, ...], given: dict[str, Any]) ->
 
 def _legend(comparison: Comparison, source: Source, network: nn.Module, verified: bool) -> str:
     """Return what the columns are, and what was compared."""
-    from normscope.learning_rate.compared import AVERAGED
+    from normscope.learning_rate.comparison import AVERAGED
 
     advice = comparison.rows[0].advice
     assert advice.growth_limit is not None  # `compare` always sets it

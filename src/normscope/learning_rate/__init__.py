@@ -2,8 +2,8 @@
 
 from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.advisor import max_learning_rate
-from normscope.learning_rate.compared import Compared, Comparison
-from normscope.learning_rate.comparison import compare
+from normscope.learning_rate.compare_norms import compare
+from normscope.learning_rate.comparison import Compared, Comparison
 from normscope.learning_rate.stability import growth_limit, is_unstable
 
 __all__ = [

@@ -15,8 +15,8 @@ import normscope as ns
 from normscope.curvature import dense, top_eigenvalue
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.learning_rate import Comparison, is_unstable
-from normscope.learning_rate.compared import MODES
-from normscope.learning_rate.comparison import _compare_norm, _eigenvalue
+from normscope.learning_rate.compare_norms import _compare_norm, _eigenvalue
+from normscope.learning_rate.comparison import MODES
 from normscope.learning_rate.network_properties import constant_output_loss, gradient_growth
 from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.stability import ShortRun

@@ -21,7 +21,7 @@ from normscope.decoupled import Inequalities, Trained
 from normscope.experiments import Result
 from normscope.layers import Change
 from normscope.learning_rate import Compared
-from normscope.learning_rate.compared import MODES
+from normscope.learning_rate.comparison import MODES
 from normscope.learning_rate.stability import ShortRun
 from normscope.learning_rate.verification import Verification
 from normscope.probes import Cost
