@@ -9,7 +9,7 @@ import xarray as xr
 
 from normscope.errors import StateError
 from normscope.experiments import EXPERIMENTS, run
-from normscope.experiments.santurkar2018 import training, trainings
+from normscope.experiments.santurkar2018 import run_training, trainings
 from normscope.probes import Scope
 from normscope.progress import Progress
 from normscope.results import State, Store
@@ -20,11 +20,11 @@ FIGURE = {"name": "santurkar2018/figure7", "steps": 8, "every": 2, "evaluated": 
 CHILD = f"""
 import os, signal, sys
 from normscope.experiments import run
-from normscope.experiments.santurkar2018 import training, trainings
+from normscope.experiments.santurkar2018 import run_training, trainings
 from normscope.probes import Scope
 from normscope.results import Store
 
-training.CHECKPOINT_EVERY = trainings.CHECKPOINT_EVERY = 3
+run_training.CHECKPOINT_EVERY = trainings.CHECKPOINT_EVERY = 3
 original, is_killed, started = Scope.step, sys.argv[2] == "killed", set()
 
 def step(self, *batch):
@@ -74,7 +74,7 @@ def test_killed_trainings_resume_and_end_in_the_same_numbers(tmp_path):
 
 
 def test_interrupted_training_resumes_from_its_checkpoint(tmp_path, monkeypatch):
-    for module in (training, trainings):
+    for module in (run_training, trainings):
         monkeypatch.setattr(module, "CHECKPOINT_EVERY", 3)
     whole = run(**FIGURE)
     original, seen = Scope.step, []
@@ -115,7 +115,7 @@ def test_read_only_store_leaves_out_what_it_lacks(tmp_path):
 
 
 def test_trainings_under_way_count_up_to_their_checkpoint(tmp_path, monkeypatch):
-    for module in (training, trainings):
+    for module in (run_training, trainings):
         monkeypatch.setattr(module, "CHECKPOINT_EVERY", 3)
     whole = run(**FIGURE)
     original, seen = Scope.step, []

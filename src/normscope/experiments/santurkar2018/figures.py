@@ -26,7 +26,7 @@ from normscope.experiments.santurkar2018.claims import (
     trains_better,
 )
 from normscope.experiments.santurkar2018.judging import spread, verdict
-from normscope.experiments.santurkar2018.training import Training
+from normscope.experiments.santurkar2018.run_training import Training
 from normscope.experiments.santurkar2018.trainings import (
     DEFAULTS,
     MISSING,

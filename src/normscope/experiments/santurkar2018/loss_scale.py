@@ -15,7 +15,7 @@ import xarray as xr
 from normscope.errors import InputError
 from normscope.experiments.recipe import experiment
 from normscope.experiments.santurkar2018.judging import spread, verdict
-from normscope.experiments.santurkar2018.training import MOMENTS
+from normscope.experiments.santurkar2018.run_training import MOMENTS
 from normscope.experiments.santurkar2018.trainings import (
     LINEAR_RATE,
     deep_linear_trainings,

@@ -17,7 +17,7 @@ import xarray as xr
 
 from normscope.errors import InputError, StateError
 from normscope.experiments.recipe import side_by_side
-from normscope.experiments.santurkar2018.training import (
+from normscope.experiments.santurkar2018.run_training import (
     ALL_PROBES,
     CHECKPOINT_EVERY,
     MOMENTS,
