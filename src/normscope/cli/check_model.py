@@ -25,7 +25,7 @@ from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.progress_bar import show_progress
 from normscope.text import format_duration, join_words
 from normscope.theorems import Unchecked, Verdict, Verdicts, check_layer
-from normscope.theorems.layer import DENSE_LIMIT, UNITS
+from normscope.theorems.check_layer import DENSE_LIMIT, UNITS
 from normscope.theorems.verdict import worst
 
 Found = list[tuple[str, Verdict | Unchecked]]

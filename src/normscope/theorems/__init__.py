@@ -4,7 +4,7 @@ Each statement is in its own file, in the form its source prints and in the corr
 """
 
 from normscope.theorems.check import check, check_cases, random_case
-from normscope.theorems.layer import check_layer
+from normscope.theorems.check_layer import check_layer
 from normscope.theorems.statement import THEOREMS, Statement
 from normscope.theorems.verdict import TooLarge, Unchecked, Verdict, Verdicts
 

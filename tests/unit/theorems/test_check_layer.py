@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import normscope as ns
 from normscope.errors import InputError, NormscopeError, StateError, UnknownNameError
 from normscope.theorems import check, check_layer
-from normscope.theorems.layer import product_count
+from normscope.theorems.check_layer import product_count
 from normscope.theorems.observation import Observation
 
 
