@@ -205,7 +205,7 @@ def _print_basis(data: str | None, parameters: str) -> None:
 
 def _other_loss(prediction: Prediction, momentum: float, network: nn.Module) -> str:
     """Return by how much the numbers change for the cross-entropy."""
-    from normscope.meanfield.softmax import output_curvature
+    from normscope.meanfield.output_curvature import output_curvature
 
     sizes = [getattr(module, "out_features", 0) for module in network.modules()]
     outputs = next((int(size) for size in reversed(sizes) if size), 0)  # of the last linear layer

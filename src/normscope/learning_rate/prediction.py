@@ -34,7 +34,7 @@ from normscope.learning_rate.thresholds import (
 )
 from normscope.learning_rate.trial_run import gradient_on, may_be_on_plateau
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
-from normscope.meanfield.softmax import output_curvature
+from normscope.meanfield.output_curvature import output_curvature
 from normscope.problem.batch import Batch, batch_count
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.hooks import has_gradient_hooks
@@ -292,8 +292,8 @@ def mean_field_bound(
 
     The theory is about the squared error, whose Hessian in the outputs is the identity. For the
     cross-entropy the softmax at the initial outputs decides, of which the theory knows the moments:
-    `normscope.meanfield.softmax.softmax_curvature`. Smoothed labels and probabilities in place of
-    labels do not change that Hessian. All weights count as trained, frozen ones too.
+    `normscope.meanfield.output_curvature.softmax_curvature`. Smoothed labels and probabilities in
+    place of labels do not change that Hessian. All weights count as trained, frozen ones too.
 
     Reference: wei2018, Eq. (7).
 

@@ -8,7 +8,7 @@ from normscope.meanfield.graph import (
     fully_connected_specification,
 )
 from normscope.meanfield.predict import CLOSURES, predict
-from normscope.meanfield.prediction import LayerRow, Prediction
+from normscope.meanfield.result import LayerRow, Prediction
 
 __all__ = [
     "CLOSURES",

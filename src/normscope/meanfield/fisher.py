@@ -36,7 +36,7 @@ from normscope.meanfield.graph import INPUT, Graph, Input
 from normscope.meanfield.integrals import Array
 from normscope.meanfield.norms import Norm
 from normscope.meanfield.pooling import MaxPool
-from normscope.meanfield.prediction import LayerRow, row_of
+from normscope.meanfield.result import LayerRow, row_of
 
 _TRACY_WIDOM_MEAN = 1.2065  # of the orthogonal ensemble, below the edge
 

@@ -17,8 +17,8 @@ from normscope.meanfield.field import Setting
 from normscope.meanfield.fisher import FisherEstimate, estimate
 from normscope.meanfield.graph import Graph, Input
 from normscope.meanfield.integrals import Array
-from normscope.meanfield.prediction import NOTHING, LayerRow, Prediction
 from normscope.meanfield.printed import printed_estimate
+from normscope.meanfield.result import NOTHING, LayerRow, Prediction
 from normscope.problem.sharded import gather_shards
 from normscope.registry import unknown_name
 

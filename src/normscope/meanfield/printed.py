@@ -21,7 +21,7 @@ from normscope.meanfield.graph import INPUT, Graph, Input
 from normscope.meanfield.integrals import Array
 from normscope.meanfield.norms import BatchNorm
 from normscope.meanfield.pooling import Flatten
-from normscope.meanfield.prediction import LayerRow
+from normscope.meanfield.result import LayerRow
 from normscope.meanfield.weighted import Convolution
 
 Three = tuple[Array, Array, Array]  # for one sample; two samples; two samples at two positions

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from normscope.errors import InputError
 from normscope.meanfield import CLOSURES, Prediction, predict
-from normscope.meanfield.softmax import LOSSES, output_curvature
+from normscope.meanfield.output_curvature import LOSSES, output_curvature
 from normscope.sweeps.settings import Training
 
 NO_ANSWER = "no_answer"  # attribute of the lines: why the closure train has none
@@ -56,7 +56,7 @@ def critical_rates(training: Training, gammas: Sequence[float]) -> NDArray[np.fl
     ``printed``.
 
     Reference: wei2018, Eq. (7). Notation: mu = momentum, h = second derivative of the loss by the
-    outputs, `normscope.meanfield.softmax.output_curvature`.
+    outputs, `normscope.meanfield.output_curvature.output_curvature`.
 
     Args:
         training: all other settings.

@@ -8,7 +8,7 @@ from torch import nn
 from normscope.errors import InputError, NoClosureError
 from normscope.learning_rate.prediction import mean_field_bound
 from normscope.learning_rate.update_rule import UpdateRule
-from normscope.meanfield.softmax import softmax_curvature
+from normscope.meanfield.output_curvature import softmax_curvature
 from normscope.problem import Problem, whole_loss
 
 SGD = UpdateRule("SGD", momentum=0.5)

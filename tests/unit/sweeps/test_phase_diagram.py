@@ -14,7 +14,7 @@ from normscope.cli.main import main
 from normscope.data import load
 from normscope.errors import NormscopeError
 from normscope.meanfield import predict
-from normscope.meanfield.softmax import output_curvature
+from normscope.meanfield.output_curvature import output_curvature
 from normscope.models import build
 from normscope.plots.phase_diagram import phase_diagram as draw
 from normscope.problem import Problem

@@ -9,7 +9,7 @@ from normscope.data import load
 from normscope.errors import InputError
 from normscope.meanfield import predict
 from normscope.meanfield.integrals import expectation
-from normscope.meanfield.softmax import output_curvature, softmax_curvature
+from normscope.meanfield.output_curvature import output_curvature, softmax_curvature
 from normscope.models import build
 
 

@@ -14,7 +14,7 @@ from scipy.stats import qmc
 
 from normscope.errors import InputError
 from normscope.meanfield.integrals import Array
-from normscope.meanfield.prediction import Prediction
+from normscope.meanfield.result import Prediction
 
 LOSSES = ("squared_error", "cross_entropy")
 """The losses whose curvature in the outputs is known."""
