@@ -25,7 +25,7 @@ from normscope.curvature.precision import (
 )
 from normscope.errors import NormscopeError
 from normscope.problem.batch import Batch
-from normscope.problem.diagnose import check_finite, is_finite
+from normscope.problem.error_messages import check_finite, is_finite
 from normscope.problem.evaluate import Evaluation, Evaluator
 
 _VERIFIED = "jacobian"

@@ -29,7 +29,7 @@ from normscope.curvature.products import (
 )
 from normscope.errors import ShapeError, StateError
 from normscope.problem.batch import Batch, batch_count, has_samples
-from normscope.problem.diagnose import no_gradient_error
+from normscope.problem.error_messages import no_gradient_error
 from normscope.problem.evaluate import Evaluation, Evaluator
 from normscope.problem.loss import Loss
 from normscope.problem.outputs import PackedOutput

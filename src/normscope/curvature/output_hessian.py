@@ -17,7 +17,7 @@ from normscope.curvature.jacobian import derivative_along
 from normscope.curvature.missing_derivatives import custom_functions, find_missing_derivative
 from normscope.curvature.precision import perturbed
 from normscope.errors import StateError
-from normscope.problem.diagnose import explain_errors, no_gradient_error
+from normscope.problem.error_messages import explain_errors, no_gradient_error
 from normscope.problem.isolation import RandomGenerators
 from normscope.problem.loss import Loss
 from normscope.problem.outputs import PackedOutput

@@ -25,7 +25,7 @@ from normscope.curvature.output_hessian import OutputHessian
 from normscope.curvature.precision import OTHER_SCALE, evaluate_in_double, perturbed
 from normscope.errors import StateError
 from normscope.problem.batch import Batch
-from normscope.problem.diagnose import check_finite
+from normscope.problem.error_messages import check_finite
 from normscope.problem.evaluate import Evaluation, Evaluator
 from normscope.problem.parameters import ParameterLayout
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from normscope.errors import InputError, StateError
 from normscope.layers.population import PopulationAverages, layers_with_statistics
 from normscope.problem.batch import Batch, batch_count, copy_batch, tensors_of
-from normscope.problem.diagnose import explain_errors
+from normscope.problem.error_messages import explain_errors
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.isolation import RandomGenerators, isolated, substitute
 from normscope.problem.loss_state import loss_modules

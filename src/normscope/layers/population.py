@@ -16,7 +16,7 @@ from normscope.layers.kinds import batch_layers, is_lp_norm
 from normscope.layers.lp_function import scale
 from normscope.layers.standardize import along_channels, channel_axes
 from normscope.problem.batch import copy_batch, follow_model
-from normscope.problem.diagnose import FitCheck, require_module
+from normscope.problem.error_messages import FitCheck, require_module
 from normscope.problem.isolation import RandomGenerators, isolated
 from normscope.problem.model_call import ModelCall, calls_of
 from normscope.problem.sharded import GatheredModel

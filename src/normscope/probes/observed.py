@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
-from normscope.problem.diagnose import require_module
+from normscope.problem.error_messages import require_module
 from normscope.problem.loss import LOSSES, Loss, WholeLoss
 from normscope.problem.modes import check_mode
 from normscope.problem.problem import Problem

@@ -14,7 +14,7 @@ from normscope.problem.batch import (
     split_batch,
     tensors_of,
 )
-from normscope.problem.diagnose import FitCheck, misfit_error, require_module
+from normscope.problem.error_messages import FitCheck, misfit_error, require_module
 from normscope.problem.evaluate import Evaluation, Evaluator
 from normscope.problem.isolation import Isolation, RandomGenerators, copy_tensors, isolated
 from normscope.problem.loss import (

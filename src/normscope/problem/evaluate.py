@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normscope.errors import NormscopeError, ShapeError, StateError
 from normscope.problem.batch import Batch, copy_batch, has_samples, sample_count
-from normscope.problem.diagnose import check_finite, explain_errors
+from normscope.problem.error_messages import check_finite, explain_errors
 from normscope.problem.isolation import RandomGenerators, copy_tensors, isolated, substitute
 from normscope.problem.loss_state import loss_modules
 from normscope.problem.modes import in_mode, training_flags

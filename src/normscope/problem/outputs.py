@@ -18,7 +18,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from normscope.errors import StateError
-from normscope.problem.diagnose import check_finite, no_gradient_error
+from normscope.problem.error_messages import check_finite, no_gradient_error
 from normscope.problem.references import first_reached, graph_nodes
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
-from normscope.problem.diagnose import require_module
+from normscope.problem.error_messages import require_module
 from normscope.registry import unknown_name
 
 Parameters: TypeAlias = str | Tensor | Iterable[str | Tensor] | None

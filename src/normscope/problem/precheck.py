@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from normscope.errors import InputError, NormscopeError, StateError
 from normscope.problem.batch import Batch, has_samples, rows, sample_count, tensors_of
-from normscope.problem.diagnose import is_finite
+from normscope.problem.error_messages import is_finite
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.isolation import isolated
 from normscope.problem.loss import WholeLoss, WrongLabelError

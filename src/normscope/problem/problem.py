@@ -20,7 +20,7 @@ from normscope.problem.batch import (
     is_record,
     move_batch,
 )
-from normscope.problem.diagnose import FitCheck, require_module
+from normscope.problem.error_messages import FitCheck, require_module
 from normscope.problem.loss import (
     LOSSES,
     Loss,

@@ -18,7 +18,7 @@ from normscope.curvature.chains.links import (
 from normscope.curvature.jacobian import Jacobian
 from normscope.curvature.output_hessian import OutputHessian
 from normscope.curvature.products import BatchCurvature
-from normscope.problem.diagnose import check_finite
+from normscope.problem.error_messages import check_finite
 from normscope.problem.isolation import MODEL_LOCK
 from normscope.problem.parameters import ParameterLayout
 

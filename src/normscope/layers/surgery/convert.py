@@ -28,7 +28,7 @@ from normscope.layers.sample_norms import group_count
 from normscope.layers.surgery.fold_weights import modules_after
 from normscope.layers.surgery.sites import Site, insert, insertion_sites, norm_sites
 from normscope.problem.copies import copy_module
-from normscope.problem.diagnose import require_module
+from normscope.problem.error_messages import require_module
 from normscope.problem.isolation import RandomGenerators
 from normscope.problem.sharded import gather_shards
 from normscope.problem.wrappers import refuse_sharded

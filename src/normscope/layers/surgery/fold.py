@@ -32,7 +32,7 @@ from normscope.layers.surgery.plain_layers import (
 )
 from normscope.layers.surgery.trial import Trial, find_trial, make_trial
 from normscope.problem.copies import copy_module, undisturbed
-from normscope.problem.diagnose import require_module
+from normscope.problem.error_messages import require_module
 from normscope.problem.hooks import has_global_hooks, has_hooks
 from normscope.problem.sharded import gather_shards
 from normscope.problem.wrappers import refuse_sharded

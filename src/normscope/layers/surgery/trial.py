@@ -18,7 +18,7 @@ from normscope.layers.surgery.call_graph import CallGraph
 from normscope.layers.surgery.plain_layers import Layer, in_channels, spatial_dimensions
 from normscope.problem.batch import copy_batch, follow_model, to_double
 from normscope.problem.copies import copy_module
-from normscope.problem.diagnose import FitCheck, is_finite
+from normscope.problem.error_messages import FitCheck, is_finite
 from normscope.problem.isolation import RandomGenerators
 
 Change = Callable[[nn.Module], nn.Module]

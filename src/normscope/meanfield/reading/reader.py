@@ -44,7 +44,7 @@ from normscope.meanfield.reading.rules import (
 from normscope.meanfield.weighted import Linear
 from normscope.problem.batch import follow_model
 from normscope.problem.copies import copy_module, undisturbed
-from normscope.problem.diagnose import FitCheck, require_module
+from normscope.problem.error_messages import FitCheck, require_module
 from normscope.problem.isolation import RandomGenerators
 from normscope.problem.tracing import CALLER, GRADIENTS, UntraceableError, record_calls
 from normscope.problem.wrappers import refuse_sharded, unwrapped
