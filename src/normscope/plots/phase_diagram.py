@@ -30,7 +30,9 @@ _THEORY_COLOUR = "#D62728"
 _SAME = 1e-3  # relative difference of rates within the width of a line
 
 
-def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
+def phase_diagram(
+    results: xr.Dataset, axes: Axes | None = None, with_settings: bool = True
+) -> Axes:
     """Draw one heat map: mean test loss over the seeds, white where any run diverged.
 
     Grey cells are not computed yet, or failed. Red lines are the theory's critical learning rate by
@@ -41,7 +43,9 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
             (setting, learning_rate, seed) and ``critical_learning_rate`` (closure, setting). With
             ``boundary_low`` and ``boundary_high`` (boundary_SETTING, boundary_seed) the brackets of
             a bisection are drawn too.
-        axes: to draw on; None for a new figure with the settings written on it.
+        axes: to draw on; None for a new figure.
+        with_settings: whether a new figure has the settings written on it, if the results have
+            them.
 
     Returns:
         The axes drawn on.
@@ -50,7 +54,7 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
     if axes is None:
         figure = new_figure(width=5.4, height=4.4)
         axes = figure.subplots()
-        if "settings" in results.attrs:
+        if with_settings and "settings" in results.attrs:
             _write_settings(figure, results)
     others = {"learning_rate", "seed"}
     setting = next(str(dim) for dim in results["test_loss"].dims if dim not in others)
