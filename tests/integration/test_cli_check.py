@@ -118,7 +118,7 @@ def test_theorem_c1_is_checked_on_a_part_of_the_usual_batch(capsys):
     out = capsys.readouterr().out
     (row,) = [line for line in out.splitlines() if line.startswith("theorem_c1 ")]
     assert row.endswith("holds")
-    assert "theorem_c1: on the first 16 samples of the batch;" in out
+    assert "theorem_c1: checked on the first 16 samples of the batch" in out
     assert out.endswith("All hold.\n")
     assert main(["check", *SMALL, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -153,7 +153,7 @@ def test_two_samples_of_images_are_checked_up_to_the_largest_matrix(
     (tmp_path / "part_net.py").write_text(source, encoding="utf-8")
     assert main(["check", "part_net.py:build", "--data", f"part_net.py:{data}"]) == 0
     out = capsys.readouterr().out
-    assert ("theorem_c1: on the first 2 samples" in out) is checked
+    assert ("theorem_c1: checked on the first 2 samples" in out) is checked
     assert ("not checked: a unit has 2880 values in a batch of 40" in out) is not checked
     assert ("choose by --layer" in " ".join(out.split())) is not checked
 

@@ -359,9 +359,9 @@ def _is_custom_sum(evaluator: Evaluator) -> bool:
     is_known = is_sum(problem.loss) or batch_weight(problem.loss, targets[0]) is not None
     if is_known or not problem.has_outputs or problem.loss is model_loss:
         return False
+    output, before = _output_and_loss(evaluator, first, one)
+    following, after = _output_and_loss(evaluator, second, other)
     try:
-        pairs = [_output_and_loss(evaluator, *pair) for pair in ((first, one), (second, other))]
-        (output, before), (following, after) = pairs
         with evaluator.isolated(evaluator.leaves()), torch.no_grad():
             joined = torch.cat([output, following])
             both = problem.loss_of(joined, join_batches(targets)).item()

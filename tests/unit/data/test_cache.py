@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,8 +129,10 @@ def test_new_format_version_makes_old_entries_stale(
     root: Path, own_cache: Path, reads: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ns.data.load("mnist", root=root)
-    described = images.Key.described
-    monkeypatch.setattr(images.Key, "described", lambda key: {**described(key), "format": -1})
+    key_of = images.Key.of
+    monkeypatch.setattr(
+        images.Key, "of", lambda *given, **named: replace(key_of(*given, **named), format=-1)
+    )
     ns.data.load("mnist", root=root)
     assert len(reads) == 2
     assert len(entries(own_cache)) == 1

@@ -243,24 +243,6 @@ def test_trial_run_is_that_of_the_optimizer():
     assert examine(case)["learning_rate_too_high"][0].severity == "error"
 
 
-def test_first_steps_of_adam_on_a_fitted_network_are_no_warning():
-    """Its first steps are as long as the rate, however small the gradient of a fitted network."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
-    x = torch.randn(32, 8)
-    data = (x, x[:, :1] * x[:, 1:2])
-    fitted = Adam(model.parameters(), 0.01)
-    for _ in range(100):
-        fitted.zero_grad()
-        nn.functional.mse_loss(model(x), data[1]).backward()
-        fitted.step()
-    fresh = Adam(model.parameters(), 0.003)
-    check = "learning_rate_too_high"
-    (found,) = ns.doctor(model, "squared_error", data, fresh, checks=check)
-    assert found.severity == "note"
-    assert not list(ns.doctor(model, "squared_error", data, fresh, checks=check, deep=True))
-
-
 def test_loss_that_comes_back_under_adam_is_stable_in_a_deep_examination():
     case = build("MLP")
     case.optimizer, case.deep = partial(Adam, lr=0.3), True

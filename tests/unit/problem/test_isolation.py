@@ -157,7 +157,8 @@ def test_measurement_leaves_no_trace_after_an_error(error, mode, place, call):
     before = snapshot(model)
     with pytest.raises(error):
         top_eigenvalue(model, loss, SEVERAL, kind="hessian", mode=mode)
-    assert calls in (call, call + 1)  # the check in float64 gives way to the measurement itself
+    # the checks of the sum and in float64 give way to the measurement itself
+    assert call <= calls <= call + 2
     assert_same(before, snapshot(model))
 
 

@@ -23,8 +23,6 @@ STEPS = 4
 """Steps of the trial at the optimizer's rate."""
 LAST = 3
 """Losses at the end of a run whose median is judged if the loss may come back, as with Adam."""
-COMES_BACK = 0.5
-"""Share of its peak to which such a loss must fall in the trial to be on its way back: a note."""
 DEEP_STEPS = 30
 """Steps of the trial with ``deep``."""
 WARMUPS = (5, 10, 20)
@@ -131,11 +129,8 @@ def learning_rate_too_high(exam: Examination) -> Iterator[Finding]:
     lower = f"{rate / (divisor or DIVISORS[-1]):.2g}"
     calm = _trial(exam, 1 / (divisor or DIVISORS[-1]))
     ends = f"at {lower} the loss is {_worst(calm[-1:])} after {plural(len(calm) - 1, 'step')}"
-    severity = "error"
-    if unsure:
-        severity = "note" if trial[-1] < COMES_BACK * max(trial) else "warning"
     yield Finding(
-        severity,
+        "warning" if unsure else "error",
         ("optimizer",),
         f"The learning rate {number(rate)} is too high: training becomes unstable"
         + ("; deep=True tells whether the loss comes back." if unsure else "."),
