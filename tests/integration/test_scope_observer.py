@@ -78,8 +78,8 @@ CONFIGURED = {
 def batches(name):
     size = SIZES.get(name, 8)
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(4, 6, 1, size, size, generator=generator)
-    return x, torch.randint(0, 10, (4, 6), generator=generator)
+    x = torch.randn(4, 8, 1, size, size, generator=generator)
+    return x, torch.randint(0, 10, (4, 8), generator=generator)
 
 
 def seeded():

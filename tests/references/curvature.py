@@ -128,7 +128,9 @@ class Reference:
         jacobian = self.jacobian
         if kind == "fisher":
             return jacobian.T @ jacobian / len(self.inputs)
-        return jacobian.T @ self.output_hessian() @ jacobian
+        if kind == "ggn":
+            return jacobian.T @ self.output_hessian() @ jacobian
+        raise KeyError(kind)
 
 
 def differences(function, point, step=1e-5):

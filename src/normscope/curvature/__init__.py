@@ -2,7 +2,7 @@
 
 from normscope.curvature.autograd.replace import fast_constant_norm, use_fast_layers
 from normscope.curvature.batch_size import BatchSizeEffect, batch_size_effect
-from normscope.curvature.kinds import KINDS, BatchPoint
+from normscope.curvature.kinds import KINDS, BatchPoint, mean_over_samples
 from normscope.curvature.operator import CurvatureOperator, dense, operator
 from normscope.curvature.output_hessian import FactoredHessian, OutputHessian
 from normscope.curvature.products import BatchCurvature, GaussNewtonProduct
@@ -24,6 +24,7 @@ __all__ = [
     "Trace",
     "batch_size_effect",
     "dense",
+    "mean_over_samples",
     "operator",
     "spectrum",
     "top_eigenvalue",

@@ -35,7 +35,17 @@ from normscope.problem.loss import Loss
 from normscope.problem.outputs import PackedOutput
 from normscope.registry import Registry
 
-__all__ = ["KINDS", "BatchPoint", "Kind", "fisher", "ggn", "hessian", "matrix_name"]
+__all__ = [
+    "KINDS",
+    "BatchPoint",
+    "Kind",
+    "fisher",
+    "ggn",
+    "hessian",
+    "is_mean_over_samples",
+    "matrix_name",
+    "mean_over_samples",
+]
 
 # in `Evaluator.verified`: how products are computed
 _BY_GRAPH, _BY_DIFFERENCES = "hessian", "hessian by differences"
@@ -146,6 +156,23 @@ Kind: TypeAlias = Callable[[BatchPoint], BatchCurvature]
 KINDS: Registry[Kind] = Registry("kind of curvature")
 """The kinds of curvature by name."""
 
+_SAMPLE_MEANS: set[Kind] = set()
+
+
+def mean_over_samples(kind: Kind) -> Kind:
+    """Decorator: mark a kind as a mean over samples of positive semidefinite matrices.
+
+    Its batches are weighted by their samples, also if the loss is a sum or weights them otherwise,
+    and its spectrum begins at zero.
+    """
+    _SAMPLE_MEANS.add(kind)
+    return kind
+
+
+def is_mean_over_samples(kind: str) -> bool:
+    """Return whether a kind is marked by `mean_over_samples`."""
+    return KINDS[kind] in _SAMPLE_MEANS
+
 
 def matrix_name(kind: str) -> str:
     """Return what the matrix of a kind is called in tables and figures.
@@ -169,6 +196,7 @@ def _no_dependence_error() -> StateError:
 
 
 @KINDS.register
+@mean_over_samples
 def fisher(at: BatchPoint) -> GaussNewtonProduct:
     r"""Fisher matrix: mean over samples of the outer products of the outputs' gradients.
 

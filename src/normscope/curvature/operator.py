@@ -10,7 +10,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor, nn
 
-from normscope.curvature.kinds import KINDS, BatchPoint
+from normscope.curvature.kinds import KINDS, BatchPoint, is_mean_over_samples
 from normscope.curvature.precision import (
     evaluate_in_double,
     least_product,
@@ -79,7 +79,7 @@ class CurvatureOperator:
         self.names, self.slices = layout.names, layout.slices
         self.shape = (layout.size, layout.size)
         self.dtype, self.device = layout.dtype, layout.device
-        has_loss, problem = kind != "fisher", evaluator.problem
+        has_loss, problem = not is_mean_over_samples(kind), evaluator.problem
         sizes = [
             (count := batch_count(batch), problem.weight_of(batch) if has_loss else count)
             for _, batch in evaluator.batches()

@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 from torch import nn
 
+from normscope.curvature.kinds import is_mean_over_samples
 from normscope.curvature.operator import operator
 from normscope.curvature.precision import without_autocast
 from normscope.curvature.quadrature import (
@@ -106,7 +107,7 @@ def spectrum(
         found_rules = random_quadratures(space, probes, lanczos_steps, seed, count)
         rules = [rule.diluted(share) for rule in found_rules]
     axis = axis_for(rules, linear_threshold)
-    nonnegative = kind == "fisher" or not isinstance(space, ParameterSpace)
+    nonnegative = is_mean_over_samples(kind) or not isinstance(space, ParameterSpace)
     found = _dataset(rules, axis, smoothing, nonnegative)
     # not attributes: SciPy cannot write a NetCDF file with an attribute of the name "mode"
     return found.assign_coords(kind=kind, mode=mode).assign_attrs(

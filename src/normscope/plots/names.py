@@ -24,7 +24,7 @@ _NORMS = {
     "dyt": "dynamic tanh",
 }
 _ALONG = "along the gradient"
-_QUANTITIES = {
+_QUANTITIES = {  # others are called by the words of their name
     "ray_loss": f"loss {_ALONG}",
     "loss_low": f"lowest loss {_ALONG}",
     "loss_high": f"highest loss {_ALONG}",
@@ -41,7 +41,6 @@ _QUANTITIES = {
     "top_eigenvalue_residual": "residual of the top eigenvalue",
     "shift_distance": "covariate shift, l2 difference",
     "shift_cosine": "covariate shift, cosine (1: none)",
-    "gradient_norm": "gradient norm",
     "activation_mean": "mean of the activations",
     "activation_variance": "variance of the activations",
     "activation_mean_change": "change of the activations' mean",
@@ -53,13 +52,10 @@ _QUANTITIES = {
     "stability_distance": "critical rate / learning rate",
     "directional_sharpness": "sharpness along the update",
     "directional_threshold": "edge along the update",
-    "sharpness": "sharpness",
     "sharpness_error": "relative error of the sharpness",
     "sharpness_threshold": "edge for the full batch",
-    "preconditioned_sharpness": "preconditioned sharpness",
     "preconditioned_sharpness_error": "relative error of the preconditioned sharpness",
     "preconditioned_threshold": "edge of the preconditioned sharpness",
-    "batch_sharpness": "batch sharpness",
     "batch_threshold_small": "edge of small batches",
     "batch_threshold_large": "edge of large batches",
     "histogram_low": "lower end of the histogram",

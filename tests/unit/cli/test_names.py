@@ -8,9 +8,11 @@ from normscope.errors import UnknownNameError
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_table_has_the_names_of_the_registry(kind):
-    """Add a name that is missing here to the table in ``normscope/cli/names.py``."""
     registry = KINDS[kind].registry()
-    own = [name for name in registry if _module_of(registry[name]).startswith("normscope.")]
+    own = {name for name in registry if _module_of(registry[name]).startswith("normscope.")}
+    table = set(KINDS[kind].names)
+    assert own <= table, f"add {sorted(own - table)} to the table in normscope/cli/names.py"
+    assert table <= own, f"remove {sorted(table - own)} from the table in normscope/cli/names.py"
     assert list(KINDS[kind].names) == sorted(own)
     assert KINDS[kind].noun == registry.kind
 

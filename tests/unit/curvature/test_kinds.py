@@ -17,7 +17,7 @@ from normscope.curvature import (
     top_eigenvalue,
     trace,
 )
-from normscope.curvature.kinds import matrix_name
+from normscope.curvature.kinds import is_mean_over_samples, matrix_name
 from normscope.curvature.output_hessian import ScaledIdentity
 from normscope.errors import DuplicateNameError, StateError, UnknownNameError
 from normscope.problem import MODES, whole_loss
@@ -116,6 +116,23 @@ class TestEveryKind:
         assert torch.equal(torch.random.get_rng_state(), generator)
         assert (model.training, model[1].training) == (True, False)
         assert all(each.grad is None for each in model.parameters())
+
+    @pytest.mark.parametrize("reduction", ["mean", "sum"])
+    def test_batches_are_averaged_over_samples_or_added_as_the_loss_is(self, kind, reduction):
+        model, loss = network("layer"), nn.CrossEntropyLoss(reduction=reduction)
+        x, y = batch("layer", 9)
+        batches = [(x[:6], y[:6]), (x[6:], y[6:])]
+        first, second = (dense(model, loss, each, kind=kind) for each in batches)
+        is_mean = reduction == "mean" or is_mean_over_samples(kind)
+        expected = (6 * first + 3 * second) / 9 if is_mean else first + second
+        torch.testing.assert_close(dense(model, loss, batches, kind=kind), expected)
+
+    def test_spectrum_of_a_mean_over_samples_begins_at_zero(self, kind):
+        x, y = batch("layer", 9)
+        batches = [(x[:6], y[:6]), (x[6:], y[6:])]
+        found = spectrum(network("layer"), "cross_entropy", batches, kind=kind, probes=2)
+        if is_mean_over_samples(kind):
+            assert float(found["eigenvalue"].min()) > -1e-4 * float(found["eigenvalue"].max())
 
     def test_eigenvalues_and_trace_are_those_of_the_matrix(self, kind):
         problem = network("torch_batch"), "cross_entropy", batch("torch_batch", 9)
