@@ -153,6 +153,11 @@ def test_torch_free_column_loads_without_torch(part):
     assert "torch" not in loaded_by(imports or f"import normscope.{part}")
 
 
+def test_wording_of_charts_loads_without_matplotlib():
+    modules = "plots.names", "plots.edge_of_stability", "watch.gauge"
+    assert "matplotlib" not in loaded_by("\n".join(f"import normscope.{name}" for name in modules))
+
+
 def test_help_answers_within_half_a_second():
     def seconds() -> float:
         before = os.times()

@@ -14,9 +14,10 @@ from matplotlib.figure import Figure
 
 from normscope.errors import StateError
 from normscope.plots.axes import full_labels, logarithmic_axis, step_axis
+from normscope.plots.edge_of_stability import THRESHOLDS
 from normscope.plots.labels import add_values
 from normscope.plots.names import BANDS, dimension_name, layer_name, quantity_name
-from normscope.plots.stability import THRESHOLDS, threshold_lines
+from normscope.plots.stability import threshold_lines
 from normscope.plots.style import legend_entries, named_legend, new_axes, new_figure
 
 _WIDE = 30.0  # a quantity that spans a larger ratio gets a logarithmic axis

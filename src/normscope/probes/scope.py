@@ -14,6 +14,7 @@ import xarray as xr
 
 from normscope.errors import InputError, StateError
 from normscope.interrupts import interrupt_safe
+from normscope.plots.edge_of_stability import stability_headline
 from normscope.probes.context import ParameterBuffers, StepContext
 from normscope.probes.execution import weight_layers
 from normscope.probes.observed import is_measuring_process, observe
@@ -384,8 +385,6 @@ class Scope:
 
     def __str__(self) -> str:
         """Return what is measured and, with the probe ``stability``, the distance to the edge."""
-        from normscope.plots.stability import stability_headline
-
         headline = stability_headline(self.results)
         return wrap(f"{headline}\n{self!r}" if headline else repr(self))
 

@@ -9,8 +9,8 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from normscope.plots.edge_of_stability import stability_headline
 from normscope.plots.names import quantity_name
-from normscope.plots.stability import stability_headline
 from normscope.report.diagrams import RATE, grid_bracket, has_result, setting_axis
 from normscope.report.document import Card
 from normscope.results import VERDICTS, Claim

@@ -8,6 +8,8 @@ from typing import Any
 
 import xarray as xr
 
+from normscope.plots.edge_of_stability import edge_share, stability_headline
+
 RECENT = 5
 """Measured values of each variable that the gauge needs."""
 
@@ -28,8 +30,6 @@ def gauge_of(recent: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
     """
     if not recent.get("stability_distance"):
         return None
-    from normscope.plots.stability import edge_share, stability_headline  # loads matplotlib
-
     results = xr.Dataset(
         {
             name: ("step", [math.nan] * (RECENT - len(values)) + [*values])

@@ -11,7 +11,8 @@ from torch import nn
 import normscope as ns
 from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning, StateError
 from normscope.learning_rate.update_rule import UpdateRule, rule_of
-from normscope.plots.stability import stability_gauge, stability_headline
+from normscope.plots.edge_of_stability import stability_headline
+from normscope.plots.stability import stability_gauge
 from normscope.probes import Curvature, Scope, Stability
 from normscope.probes.stability import FORWARD_PASSES, PRECISION
 
