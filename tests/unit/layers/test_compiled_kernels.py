@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from normscope.layers import Noise, lp_function, noisy
-from normscope.layers import compiled as kernels
-from normscope.layers.compiled import library
+from normscope.layers.compiled import kernels, library
 from normscope.layers.lp_function import closed_form_gradient, lp_normalize, plain_lp_norm
 from normscope.layers.noisy import draw
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.curvature.autograd.constant_norm import constant_norm
-from normscope.layers import compiled as kernels
+from normscope.layers.compiled import kernels
 
 SHAPES = [(2, 1), (5, 3), (1, 3, 2), (4, 2, 3), (3, 2, 2, 3), (2, 2, 2, 1, 3)]
 

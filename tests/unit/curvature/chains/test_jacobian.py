@@ -9,7 +9,7 @@ from torch import nn
 from normscope.curvature import kinds, operator, top_eigenvalue
 from normscope.curvature.chains import ChainJacobian, chain_jacobian
 from normscope.layers import NoisyBatchNorm1d
-from normscope.layers import compiled as kernels
+from normscope.layers.compiled import kernels
 from normscope.problem import MODES, parameter_layout
 
 TOLERANCE = 1e-10
