@@ -1,1 +1,1 @@
-"""Changes to the norm layers of a model: conversion, folding, and tracing the forward pass."""
+"""Changes to the norm layers of a model: conversion and folding, checked by trial runs."""

@@ -25,7 +25,7 @@ from normscope.layers.kinds import (
     normalization,
 )
 from normscope.layers.sample_norms import group_count
-from normscope.layers.surgery.fold_weights import modules_after
+from normscope.layers.surgery.fused_modules import modules_after
 from normscope.layers.surgery.sites import Site, insert, insertion_sites, norm_sites
 from normscope.problem.copies import copy_module
 from normscope.problem.error_messages import require_module

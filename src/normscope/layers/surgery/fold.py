@@ -22,8 +22,8 @@ from normscope.layers.surgery.fold_weights import (
     fold_output,
     misfit_after,
     misfit_before,
-    modules_after,
 )
+from normscope.layers.surgery.fused_modules import modules_after
 from normscope.layers.surgery.plain_layers import (
     Layer,
     in_channels,
