@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import TypeVar, cast
 
-from normscope.errors import ArgumentTypeError
+from normscope.errors import ArgumentTypeError, InputError
 
-__all__ = ["as_tuple", "check_bool", "check_callback", "check_integer", "check_number"]
+__all__ = ["as_seed", "as_tuple", "check_bool", "check_callback", "check_integer", "check_number"]
 
 T = TypeVar("T")
 
@@ -26,6 +26,30 @@ def as_tuple(name: str, values: Iterable[T]) -> tuple[T, ...]:
     if not is_row or isinstance(given, str | bytes | Mapping):
         raise ArgumentTypeError(f"{name} must be a list of numbers, got {values!r}.")
     return tuple(values)
+
+
+def as_seed(seed: object) -> int:
+    """Return a seed as `torch.Generator.manual_seed` takes it, below ``2**63``.
+
+    All generators of torch take seeds modulo ``2**64``. The upper half is returned as the negative
+    number that gives the same draws, so that ``seed + 1`` is a seed too.
+
+    Raises:
+        ArgumentTypeError: unless it is an integer, numpy's included.
+        InputError: if it is out of the range.
+
+    >>> as_seed(7), as_seed(2**64 - 1)
+    (7, -1)
+    >>> as_seed(2**64)
+    Traceback (most recent call last):
+        ...
+    normscope.errors.InputError: seed must be from -2**63 to 2**64 - 1, got 18446744073709551616.
+    """
+    check_integer("seed", seed)
+    number = int(cast("int", seed))
+    if not -(2**63) <= number < 2**64:
+        raise InputError(f"seed must be from -2**63 to 2**64 - 1, got {number}.")
+    return number if number < 2**63 else number - 2**64
 
 
 def check_integer(name: str, value: object) -> None:

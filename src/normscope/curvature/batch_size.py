@@ -18,6 +18,7 @@ from normscope.problem.parameters import Parameters
 from normscope.problem.problem import Data, Problem
 from normscope.problem.sharded import gather_shards
 from normscope.text import Rendered, Table, integer_if_whole
+from normscope.validation import as_seed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -162,6 +163,7 @@ def batch_size_effect(
     >>> effect.batch_sizes, [round(value, 3) for value in effect.values]  # mean of var / (var + 1)
     ((4, 2), [0.926, 0.562])
     """
+    seed = as_seed(seed)
     problem = Problem(model, loss, data)
     with RandomGenerators(problem.device, problem.data).preserved(seed):
         batches = list(problem.batches())

@@ -28,6 +28,7 @@ from normscope.problem.parameters import Parameters, parameter_layout
 from normscope.problem.problem import Data, Problem
 from normscope.problem.recognition import batch_weight, is_sum
 from normscope.problem.sharded import gather_shards
+from normscope.validation import as_seed
 from normscope.warn import warn
 
 _WIDER = {
@@ -303,6 +304,7 @@ def unchecked_operator(
     seed: int,
 ) -> CurvatureOperator:
     """Return the operator before any curvature is computed; arguments as for `operator`."""
+    seed = as_seed(seed)
     with MODEL_LOCK:  # another thread may have set up the model for a measurement
         layout = parameter_layout(model, params)
         return CurvatureOperator(Evaluator(Problem(model, loss, data), layout, mode, seed), kind)

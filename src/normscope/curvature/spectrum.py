@@ -31,7 +31,7 @@ from normscope.problem.problem import Data
 from normscope.problem.sharded import gather_shards
 from normscope.progress import Progress, ProgressCallback, ProgressOption, callback_of
 from normscope.progress_bar import shows_progress
-from normscope.validation import check_integer, check_number
+from normscope.validation import as_seed, check_integer, check_number
 
 
 @interrupt_safe
@@ -98,6 +98,7 @@ def spectrum(
     """
     begin = time.perf_counter()
     _check(probes, lanczos_steps, smoothing)
+    seed = as_seed(seed)
     curvature = operator(model, loss, data, kind, mode, params, seed)
     # the output space, if available, has all eigenvalues but zeros, and none negative
     space = search_space(curvature, "largest", 1)

@@ -34,7 +34,7 @@ from normscope.progress import ProgressOption, callback_of
 from normscope.progress_bar import shows_progress
 from normscope.registry import unknown_name
 from normscope.text import Rendered, Table, integer_if_whole
-from normscope.validation import check_bool, check_integer, check_number
+from normscope.validation import as_seed, check_bool, check_integer, check_number
 from normscope.warn import warn
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def top_eigenvalue(
     check_bool("vectors", vectors)
     check_number("tol", tol)
     check_integer("k", k)
-    check_integer("seed", seed)
+    seed = as_seed(seed)
     allowed = 100 + 20 * k if max_products is None else max_products
     check_integer("max_products", allowed)
     operator = unchecked_operator(model, loss, data, kind, mode, params, seed)

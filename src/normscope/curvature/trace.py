@@ -20,7 +20,7 @@ from normscope.problem.parameters import Parameters
 from normscope.problem.problem import Data
 from normscope.problem.sharded import gather_shards
 from normscope.text import Rendered, Table
-from normscope.validation import check_integer
+from normscope.validation import as_seed, check_integer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -181,6 +181,7 @@ def trace(
     """
     begin = time.perf_counter()
     check_integer("products", products)
+    seed = as_seed(seed)
     if products < _FEWEST_PRODUCTS:
         raise InputError(f"products must be at least {_FEWEST_PRODUCTS}, got {products}.")
     curvature = operator(model, loss, data, kind, mode, params, seed)

@@ -24,7 +24,7 @@ from normscope.problem.sharded import gather_shards
 from normscope.progress import Progress, ProgressOption, callback_of
 from normscope.progress_bar import shows_progress
 from normscope.training.optimizers import bind_optimizer
-from normscope.validation import check_bool, check_integer
+from normscope.validation import as_seed, check_bool, check_integer
 
 if TYPE_CHECKING:
     from normscope.problem.loss import Loss, WholeLoss
@@ -82,7 +82,7 @@ def doctor(
         >>> [finding.name for finding in doctor(net, "squared_error", (x, x[:, :2]))]
         ['bias_before_norm']
     """
-    check_integer("seed", seed)
+    seed = as_seed(seed)
     check_bool("deep", deep)
     names = [checks] if isinstance(checks, str) else checks
     chosen = {name: CHECKS[name] for name in (CHECKS if names is None else names)}

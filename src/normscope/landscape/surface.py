@@ -36,7 +36,7 @@ from normscope.progress_bar import shows_progress
 from normscope.results import Store
 from normscope.sweeps.engines import Engine
 from normscope.sweeps.run import open_store
-from normscope.validation import check_bool, check_integer, check_number
+from normscope.validation import as_seed, check_bool, check_integer, check_number
 
 
 @interrupt_safe
@@ -124,10 +124,10 @@ def surface(
     """
     begun = time.perf_counter()
     check_surface_mode(mode)
-    _check_arguments(dimensions, refine, hessian, seed, threads)
-    send = callback_of(progress)
+    _check_arguments(dimensions, refine, hessian, threads)
+    send, seed = callback_of(progress), as_seed(seed)
     problem = Problem(model if centre is None else _at_centre(model, loss, centre), loss, data)
-    plane = Plane(problem, parameter_layout(problem.model, params), (), mode, int(seed))
+    plane = Plane(problem, parameter_layout(problem.model, params), (), mode, seed)
     path = [flat_weights(read_state(each), plane.layout) for each in checkpoint_list(checkpoints)]
     centre_loss = _centre_loss(plane)
     send(Progress("directions"))
@@ -152,11 +152,10 @@ def surface(
 
 
 def _check_arguments(
-    dimensions: int, refine: float | None, hessian: bool, seed: int, threads: int | None
+    dimensions: int, refine: float | None, hessian: bool, threads: int | None
 ) -> None:
     """Raise an error for an argument of `surface` of another type, or out of its range."""
     check_integer("dimensions", dimensions)
-    check_integer("seed", seed)
     check_bool("hessian", hessian)
     if dimensions not in (1, 2):
         raise InputError(f"dimensions must be 1 or 2, got {dimensions}.")

@@ -75,7 +75,7 @@ from normscope.problem.sharded import gather_shards
 from normscope.progress import Progress, ProgressCallback, ProgressOption, callback_of
 from normscope.progress_bar import shows_progress
 from normscope.registry import unknown_name
-from normscope.validation import as_tuple, check_bool, check_integer
+from normscope.validation import as_seed, as_tuple, check_bool
 
 if TYPE_CHECKING:
     from normscope.problem.loss import Loss
@@ -181,7 +181,7 @@ def max_learning_rate(
     0.5
     """
     check_bool("verify", verify)
-    check_integer("seed", seed)
+    seed = as_seed(seed)
     show = callback_of(progress)
     check_mode(mode)
     plan, aim = _check_effort(effort), _check_objective(objective, verify, effort)

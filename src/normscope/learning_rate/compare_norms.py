@@ -30,7 +30,7 @@ from normscope.problem.sharded import gather_shards
 from normscope.progress import Progress, ProgressOption, callback_of, nested_progress
 from normscope.progress_bar import shows_progress
 from normscope.training.loop import Outcome
-from normscope.validation import check_bool, check_integer
+from normscope.validation import as_seed, check_bool
 from normscope.warn import silenced
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def compare(
     """
     _check_arguments(optimizer, norms, steps)
     check_bool("verify", verify)
-    check_integer("seed", seed)
+    seed = as_seed(seed)
     check_mode(mode)
     given = optimizer_or_sgd(optimizer, momentum, nesterov, weight_decay)
     rows, show = [], callback_of(progress)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from normscope.errors import ArgumentTypeError, InputError
+from normscope.errors import InputError
 from normscope.layers.kinds import NORMS, normalization
 from normscope.models.initialization import INITIALIZATIONS
 from normscope.registry import Registry, unknown_name
+from normscope.validation import as_seed
 
 
 class NormFactory(Protocol):
@@ -64,7 +64,7 @@ class ModelBuilder:
         layer_options = {
             name: options.pop(name) for name in list(options) if name in architecture_options
         }
-        generator = _generator(seed)
+        generator = torch.Generator().manual_seed(as_seed(seed))
         make_norm = _norm_factory(norm, gamma, norm_options or {})
         with torch.device("cpu"):  # also for norm layers, whatever the default device is
             network = self.layers(make_norm, **layer_options)
@@ -147,15 +147,6 @@ def _norm_factory(norm: str, gamma: float, options: Mapping[str, Any]) -> NormFa
                 "and the sizes follow from it."
             )
     return functools.partial(normalization, norm, gamma=gamma, **options)
-
-
-def _generator(seed: int) -> torch.Generator:
-    try:
-        return torch.Generator().manual_seed(operator.index(seed))
-    except TypeError as error:
-        raise ArgumentTypeError(f"seed must be an integer, got {seed!r}.") from error
-    except (RuntimeError, ValueError, OverflowError) as error:
-        raise InputError(f"seed must fit in 64 bits, got {seed!r}.") from error
 
 
 def _keyword_options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

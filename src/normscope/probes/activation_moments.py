@@ -116,7 +116,7 @@ class ActivationMoments(Probe):
         """Return the values of the chosen units, (units, values), in double precision."""
         count = output.shape[axis]
         if name not in self._chosen:
-            generator = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
+            generator = np.random.default_rng([self._seed % 2**64, zlib.crc32(name.encode())])
             chosen = generator.choice(count, min(self.units, count), replace=False)
             self._chosen[name] = np.sort(chosen)
         index = torch.as_tensor(self._chosen[name], device=output.device)

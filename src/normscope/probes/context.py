@@ -75,7 +75,7 @@ class StepContext:
         self.observed = observed
         self.step = step
         self.distances = tuple(distances)
-        self.seed = int(np.random.SeedSequence([observed.seed, step]).generate_state(1)[0])
+        self.seed = int(np.random.SeedSequence([observed.seed % 2**64, step]).generate_state(1)[0])
         self.batch_loss = BatchLoss(problem, self.seed, observed.mode)
         self.order = ExecutionOrder(observed.model)
         self.loss = math.nan

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsFloat
@@ -69,15 +68,11 @@ class ObservedModel:
                     f"{type(self.optimizer).__name__}."
                 )
             bind_optimizer(self.optimizer, self.model)
-        rate, seed = self.learning_rate, self.seed
+        rate = self.learning_rate
         if rate is not None and not isinstance(rate, SupportsFloat):
             raise ArgumentTypeError(f"learning_rate must be a number, got {rate!r}.")
         if rate is not None and not 0 <= rate < float("inf"):
             raise InputError(f"learning_rate must be finite and not negative, got {rate}.")
-        if not isinstance(seed, numbers.Integral):
-            raise ArgumentTypeError(f"seed must be an integer, got {seed!r}.")
-        if seed < 0:
-            raise InputError(f"seed must not be negative, got {seed}.")
         check_mode(self.mode)
         _check_tensors(self.model)
 

@@ -25,6 +25,7 @@ from normscope.probes.schedule import Schedule
 from normscope.problem.modes import EVAL_MODE_MESSAGE, is_in_eval_mode
 from normscope.problem.wrappers import is_sharded
 from normscope.text import wrap
+from normscope.validation import as_seed
 from normscope.warn import warn
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class Scope:
         labels: Mapping[str, Any] | None = None,
         mode: str = "as_is",
     ) -> None:
+        seed = as_seed(seed)
         self._observe = partial(observe, model, loss, optimizer, learning_rate, seed, mode)
         self._observed = self._observe()
         self._is_sharded = is_sharded(model)

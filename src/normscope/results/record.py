@@ -336,6 +336,6 @@ def _python_value(value: np.generic | np.ndarray, label: str) -> Any:
 def _check_int64(value: Any, label: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ArgumentTypeError(f"{label} must be an int, got {type(value).__name__}.")
-    if not -_LARGEST <= value <= _LARGEST:
+    if not -_LARGEST - 1 <= value <= _LARGEST:
         raise InputError(f"{label} must fit 64 bits with a sign, got {value}.")
     return int(value)

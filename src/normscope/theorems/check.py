@@ -13,6 +13,7 @@ from normscope.registry import unknown_name
 from normscope.theorems.layer_case import LayerCase, as_vector
 from normscope.theorems.statement import THEOREMS, Statement, verdict
 from normscope.theorems.verdict import Verdict, Verdicts, worst
+from normscope.validation import as_seed
 
 # all names that some statement takes, so that one set of tensors serves all statements
 TENSORS = ("y", "g", "H", "gamma", "beta", "eps", "bound", "start", "optimum")
@@ -96,7 +97,7 @@ def check_cases(
     theorem = THEOREMS[name]
     if cases < 1:
         raise InputError(f"cases must be at least 1, got {cases}.")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(as_seed(seed))
     eps = 0.0 if eps is None and form != "exact" else eps
     every = (random_case(generator, eps=eps, **choices) for _ in range(cases))
     return Verdicts(_check(theorem, form, variant, tensors) for tensors in every)

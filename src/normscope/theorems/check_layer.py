@@ -25,6 +25,7 @@ from normscope.theorems.layer_case import LayerCase, as_bound, inner
 from normscope.theorems.observation import observe
 from normscope.theorems.statement import THEOREMS, TOLERANCE, Sides, Statement, total, verdict
 from normscope.theorems.verdict import TooLarge, Unchecked, Verdict, Verdicts
+from normscope.validation import as_seed
 from normscope.warn import warn
 
 UNITS = 8  # checked one by one by default
@@ -103,7 +104,7 @@ def check_layer(
     >>> len(found.refuted)
     0
     """
-    bound = as_bound(bound)
+    bound, seed = as_bound(bound), as_seed(seed)
     show = callback_of(progress)
     problem = Problem(model, loss, data)
     module = _batch_norm(model, layer)

@@ -17,7 +17,7 @@ from normscope.errors import InputError
 from normscope.problem.batch import Batch, move_batch, rows, sample_count
 from normscope.problem.isolation import RandomGenerators
 from normscope.problem.problem import Problem
-from normscope.validation import check_integer
+from normscope.validation import as_seed, check_integer
 
 State = dict[str, Any]
 
@@ -54,9 +54,7 @@ def batch_source(
     Raises:
         InputError: if the batch size does not fit the data, or the seed exceeds 64 bits.
     """
-    check_integer("seed", seed)
-    if not -(2**63) <= seed < 2**64:
-        raise InputError(f"seed must be from -2**63 to 2**64 - 1, got {seed}.")
+    seed = as_seed(seed)
     if batch_size is not None:
         return _row_batches(problem, batch_size, seed, drop_last)
     if not problem.is_in_memory:

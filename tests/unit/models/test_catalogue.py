@@ -206,7 +206,7 @@ def test_build_refuses_unknown_initialization():
 def test_build_refuses_seeds_that_are_no_64_bit_integers():
     with pytest.raises(ArgumentTypeError, match="seed must be an integer"):
         build("deep_linear", seed=0.5)
-    with pytest.raises(InputError, match="64 bits"):
+    with pytest.raises(InputError, match="seed must be from"):
         build("deep_linear", seed=2**70)
 
 

@@ -37,11 +37,6 @@ def test_argument_of_another_type_is_refused(options, message):
         Scope(model, "cross_entropy", optimizer, **{"probes": "economy", **options})
 
 
-def test_negative_seed_is_refused():
-    with pytest.raises(InputError, match="seed must not be negative, got -1"):
-        Scope(nn.Linear(4, 3), "cross_entropy", probes="gradient_norms", seed=-1)
-
-
 def test_unknown_loss_is_refused_at_once():
     with pytest.raises(UnknownNameError, match="did you mean 'cross_entropy'"):
         Scope(nn.Linear(4, 3), "crossentropy", probes="gradient_norms", learning_rate=0.1)

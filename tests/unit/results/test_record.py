@@ -115,9 +115,13 @@ def test_wrong_types_are_told(arguments: tuple[Any, ...], message: str) -> None:
 
 
 def test_seed_must_fit_the_database() -> None:
-    assert record_key("e", {}, 2**63 - 1)
-    with pytest.raises(InputError, match="seed must fit 64 bits"):
-        record_key("e", {}, 2**63)
+    for seed in (2**63 - 1, -(2**63)):
+        with Store(":memory:") as store:
+            store.add("e", {}, seed)
+            assert [record.seed for record in store.select()] == [seed]
+    for seed in (2**63, -(2**63) - 1):
+        with pytest.raises(InputError, match="seed must fit 64 bits"):
+            record_key("e", {}, seed)
 
 
 def test_text_that_is_not_unicode_is_refused() -> None:
