@@ -15,6 +15,7 @@ from normscope.curvature import top_eigenvalue
 from normscope.errors import ArgumentTypeError, DataError, InputError, ShapeError, StateError
 from normscope.landscape.points import Plane
 from normscope.problem.parameters import ParameterLayout
+from normscope.problem.wrappers import rename_wrapped
 from normscope.registry import unknown_name
 from normscope.warn import warn
 
@@ -313,6 +314,7 @@ def flat_weights(state: Mapping[str, Any], layout: ParameterLayout) -> Tensor:
         ShapeError: if one has another shape.
     """
     dtype = torch.promote_types(layout.dtype, torch.float32)
+    state = rename_wrapped(state, layout.names)
     parts = []
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         if name not in state:

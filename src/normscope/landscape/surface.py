@@ -31,6 +31,7 @@ from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.parameters import Parameters, parameter_layout
 from normscope.problem.problem import Data, Problem
 from normscope.problem.sharded import gather_shards
+from normscope.problem.wrappers import rename_wrapped
 from normscope.progress import Progress, ProgressOption, callback_of
 from normscope.progress_bar import shows_progress
 from normscope.results import Store
@@ -92,7 +93,8 @@ def surface(
         extent: a number for -extent to extent, (low, high), or one for each axis. None: 1, or
             what covers the checkpoints.
         points: of each axis, at least 3; an odd number has the centre on the grid.
-        checkpoints: state dicts, models or files, or one of them, whose path is projected on the
+        checkpoints: state dicts, models or files, or one of them, of the model plain or inside
+            DataParallel, DistributedDataParallel or torch.compile. Their path is projected on the
             surface.
         centre: weights and buffers at the origin; None for the model's.
         refine: relative tolerance. Points where the surface is smooth are interpolated to about
@@ -177,10 +179,10 @@ def _at_centre(model: nn.Module, loss: Any, centre: Checkpoint) -> nn.Module:
             "the weights into the model instead."
         )
     copied = copy_module(model)
-    state = read_state(centre)
+    state = rename_wrapped(read_state(centre), copied.state_dict())
     flat_weights(state, parameter_layout(copied))  # names what is missing
     try:
-        copied.load_state_dict(dict(state))
+        copied.load_state_dict(state)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise InputError(f"the centre does not fit the model ({reason}).") from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
@@ -195,3 +196,35 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while (inner := _wrapped_module(model)) is not None:
         model = inner
     return model
+
+
+_WRAPPERS = ("module", "_orig_mod")  # attributes that hold the module inside
+
+
+def rename_wrapped(state: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return a state dict by the names of a model that is wrapped in another way.
+
+    Args:
+        state: of the model, maybe inside DataParallel, DistributedDataParallel or torch.compile.
+        names: in the state dict of the model, which may be wrapped too.
+
+    Returns:
+        The same values; keys that fit no name, or several of which fit one, are kept.
+
+    >>> rename_wrapped({"module.weight": 1, "bias": 2}, ["_orig_mod.weight", "bias"])
+    {'_orig_mod.weight': 1, 'bias': 2}
+    """
+    known = set(names)
+    missing = {_plain_name(name): name for name in names if name not in state}
+    spare = Counter(_plain_name(key) for key in state if key not in known)
+    found = {}
+    for key, value in state.items():
+        plain = _plain_name(key)
+        fits = key not in known and spare[plain] == 1
+        found[missing.get(plain, key) if fits else key] = value
+    return found
+
+
+def _plain_name(name: str) -> str:
+    """Return a name in a state dict without the parts of wrappers."""
+    return ".".join(part for part in str(name).split(".") if part not in _WRAPPERS)

@@ -584,3 +584,40 @@ def test_small_nets_have_the_losses_of_plain_passes_in_any_precision(dtype):
         other = moved(model, directions, (alpha, beta)).to(dtype)
         value = found.loss.sel(alpha=alpha, beta=beta).item()
         assert value == pytest.approx(cross_entropy(other(x), y).item(), rel=rounding, abs=0)
+
+
+WRAPPERS = {
+    "plain": lambda model: model,
+    "data parallel": nn.DataParallel,
+    "compiled": torch.compile,
+    "compiled, data parallel": lambda model: nn.DataParallel(torch.compile(model)),
+    "compiled part": lambda model: nn.Sequential(torch.compile(model[0]), *model[1:]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("there", WRAPPERS)
+@pytest.mark.parametrize("here", ["plain", "data parallel", "compiled"])
+def test_checkpoints_of_a_model_wrapped_in_another_way_are_read(here, there):
+    batch, final = batch_of(4), used(dense_net(), batch_of(4), steps=6)
+    model = used(dense_net(), batch)
+    middle = used(dense_net(), batch, steps=4)
+    options = {"points": 3, "hessian": False, "mode": "eval"}
+
+    def found(wrap, states):
+        return surface(
+            wrap(copy.deepcopy(model)),
+            "cross_entropy",
+            batch,
+            [vectors(model)[0]],
+            centre=states[-1],
+            checkpoints=states,
+            **options,
+        )
+
+    states = [each.state_dict() for each in (middle, final)]
+    wrapped = [WRAPPERS[there](copy.deepcopy(each)).state_dict() for each in (middle, final)]
+    plain, other = found(WRAPPERS["plain"], states), found(WRAPPERS[here], wrapped)
+    xr.testing.assert_equal(plain.loss, other.loss)
+    trajectories = plain.dataset["trajectory"], other.dataset["trajectory"]
+    xr.testing.assert_allclose(*trajectories, rtol=1e-12)  # sums of another memory layout
