@@ -26,6 +26,7 @@ from normscope.landscape.grid import choose_grid, fill_grid
 from normscope.landscape.parts import Parts
 from normscope.landscape.points import Plane, check_surface_mode, checksum, faster_stack
 from normscope.landscape.result import Surface
+from normscope.layers.population import warn_of_kept_statistics
 from normscope.problem.copies import copy_module, refers_to
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.parameters import Parameters, parameter_layout
@@ -128,6 +129,8 @@ def surface(
     check_surface_mode(mode)
     _check_arguments(dimensions, refine, hessian, threads)
     send, seed = callback_of(progress), as_seed(seed)
+    if mode == "population":
+        warn_of_kept_statistics("mode='population'", model)
     problem = Problem(model if centre is None else _at_centre(model, loss, centre), loss, data)
     plane = Plane(problem, parameter_layout(problem.model, params), (), mode, seed)
     path = [flat_weights(read_state(each), plane.layout) for each in checkpoint_list(checkpoints)]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normscope.errors import InputError, ShapeError, StateError
 from normscope.interrupts import Undo, interrupt_safe
@@ -85,8 +86,8 @@ def population_statistics(
         ArgumentTypeError: if the data or the model has another type.
 
     Warns:
-        NormscopeWarning: names the layers that keep no running statistics or that no batch
-            reached; they are left unchanged.
+        NormscopeWarning: names the layers that keep no running statistics, that no batch
+            reached, or that are instance norm; they are left unchanged.
 
     >>> norm = nn.BatchNorm1d(1)
     >>> written = population_statistics(norm, [torch.tensor([[0.0], [2.0]]), torch.ones(2, 1)])
@@ -98,6 +99,7 @@ def population_statistics(
     own = {n.replace(FSDP_PREFIX, ""): layer for n, layer in batch_layers(model).items()}
     if is_sharded(model):
         model = GatheredModel(model).model
+    warn_of_kept_statistics("population_statistics", model)
     found = batch_layers(model)
     layers = layers_with_statistics(model)
     _warn_of("track_running_stats=False keeps none", [name for name in found if name not in layers])
@@ -117,6 +119,22 @@ def population_statistics(
     _warn_of("no batch reached", [name for name in layers if name not in results])
     _write(own, results)
     return results
+
+
+def warn_of_kept_statistics(what: str, model: nn.Module) -> None:
+    """Warn of instance norm layers, whose running statistics are not measured on the data.
+
+    Args:
+        what: measures those of the other layers.
+        model: the model.
+    """
+    layers = [(n, each) for n, each in model.named_modules() if isinstance(each, _InstanceNorm)]
+    names = [repr(name) for name, layer in layers if layer.running_mean is not None]
+    if names:
+        warn(
+            f"{what} keeps the present running statistics of the instance norm layers "
+            f"{', '.join(names)}: only those of batch norm and l_p norm are measured on the data."
+        )
 
 
 def _warn_of(reason: str, names: list[str]) -> None:

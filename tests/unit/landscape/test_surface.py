@@ -88,6 +88,15 @@ def test_every_point_equals_a_plain_evaluation_of_a_copy(build, shape, mode):
             assert found.loss.sel(alpha=a, beta=b).item() == pytest.approx(wanted, rel=1e-12)
 
 
+def test_population_mode_names_the_instance_norms_whose_statistics_it_keeps():
+    layers = (nn.InstanceNorm2d(3, track_running_stats=True), nn.InstanceNorm2d(3))
+    tail = [nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 3)]
+    model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), *layers, *tail).double()
+    given = (model, "cross_entropy", batch_of(1, 4, 4), [vectors(model)[0]])
+    with pytest.warns(NormscopeWarning, match=r"mode='population' keeps .* norm layers '1': only"):
+        surface(*given, "population", points=3, hessian=False)
+
+
 def test_modes_differ_and_name_the_running_statistics_artefact():
     batch = batch_of(4)
     model = used(dense_net(), batch)

@@ -304,6 +304,20 @@ def test_model_without_batch_norm_is_left_alone():
     assert population_statistics(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), []) == {}
 
 
+def test_instance_norms_that_keep_running_statistics_are_named():
+    norms = (
+        nn.InstanceNorm2d(4, track_running_stats=True),
+        nn.BatchNorm2d(4),
+        nn.InstanceNorm2d(4),
+    )
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), *norms)
+    before = snapshot(model[1])
+    with pytest.warns(NormscopeWarning, match=r"keeps the present .* norm layers '1': only"):
+        written = population_statistics(model, torch.randn(6, 1, 5, 5))
+    assert list(written) == ["2"]
+    assert all(torch.equal(before[name], each) for name, each in model[1].state_dict().items())
+
+
 def test_layer_without_running_statistics_is_named():
     model = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.BatchNorm1d(3))
     with pytest.warns(NormscopeWarning, match=r"'0' .track_running_stats=False"):
