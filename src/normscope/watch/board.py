@@ -88,8 +88,8 @@ class Board:
     Examples:
         >>> with Board(["no-such-store.db"]) as board:
         ...     message = board.wait(0, seconds=60)
-        >>> message["parts"][0]["problem"]
-        'there is no store at no-such-store.db; check the path.'
+        >>> message["parts"][0]["words"]
+        'waiting for the store to be created'
     """
 
     def __init__(self, paths: Sequence[str | Path], interval: float = INTERVAL) -> None:
@@ -227,6 +227,8 @@ def _store(reader: Reader) -> dict[str, Any]:
     words = "a process is writing it" if reader.at_work else "no process is writing it"
     if reader.problem:
         words = "cannot be read at the moment; trying again"
+    elif reader.is_waiting:
+        words = "waiting for the store to be created"
     elif reader.known < reader.total:
         words = f"reading, {reader.known} of {plural(reader.total, 'record')}"
     elif not reader.total:

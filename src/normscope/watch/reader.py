@@ -42,6 +42,7 @@ class Reader:
         self.experiments: dict[str, Records] = {}
         self.series: dict[str, dict[int, Series]] = {}  # by experiment and number of the record
         self.problem = ""  # why the last reading failed
+        self.is_waiting = False  # whether the store has not been created yet
         self.at_work = False  # whether a process has the store open for writing
         self.total = 0  # records in the file
         self._following: Following | None = None
@@ -59,15 +60,20 @@ class Reader:
 
     def read(self) -> bool:
         """Read what has changed; return whether something has."""
-        before = self.problem, self.at_work, self.total
+        before = self._state
         try:
-            changed = self._read()
+            self.is_waiting = not self.known and not self.path.exists()
+            changed = not self.is_waiting and self._read()
             self.problem = ""
         except (NormscopeError, sqlite3.Error, OSError) as error:
             self.close()
             self.problem, changed = str(error), False
         self.at_work = not self.problem and is_locked(self.path)
-        return changed or before != (self.problem, self.at_work, self.total)
+        return changed or before != self._state
+
+    @property
+    def _state(self) -> tuple[str, bool, bool, int]:
+        return self.problem, self.is_waiting, self.at_work, self.total
 
     def close(self) -> None:
         """Close the file; the next reading opens it again."""

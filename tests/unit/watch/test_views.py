@@ -170,16 +170,18 @@ def wait_for(board, condition):
             return whole
 
 
-def test_board_shows_a_missing_store_in_words_and_recovers(path):
+def test_board_waits_for_a_store_and_names_a_deleted_one_and_recovers(path):
     with Board([path], interval=0.02) as board:
-        whole = wait_for(board, lambda parts: parts["s0"]["problem"])
-        assert "there is no store" in parts_of(whole)["s0"]["problem"]
+        whole = wait_for(board, lambda parts: True)
+        assert parts_of(whole)["s0"]["words"] == "waiting for the store to be created"
+        assert parts_of(whole)["s0"]["problem"] == ""
+        assert "waiting for the store to be created" in summary(whole)
         with Store(path) as store:
             finish(store, store.add("e", {}, 0))
             wait_for(board, lambda parts: "s0.e0" in parts and parts["s0"]["at_work"])
         wait_for(board, lambda parts: not parts["s0"]["at_work"])
         path.unlink()
-        whole = wait_for(board, lambda parts: parts["s0"]["problem"])
+        whole = wait_for(board, lambda parts: "there is no store" in parts["s0"]["problem"])
         assert parts_of(whole)["s0.e0"]["counts"]["finished"] == 1  # what was read last
         with Store(path) as store:
             store.add("another", {}, 0)
