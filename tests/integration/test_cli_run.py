@@ -111,6 +111,17 @@ def test_interrupted_run_leaves_no_half_written_file_and_goes_on(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_list_counts_the_names_of_every_kind_and_names_a_few(capsys):
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 20
+    rows = {words[0]: words[1:] for words in map(str.split, lines) if words}
+    assert rows["experiments"][0] == str(len(EXPERIMENTS))
+    assert rows["engines"] == ["3", "dask,", "local,", "ray"]
+    assert rows["norms"][-1] == "..."
+    assert "normscope list experiments" in lines[-1]
+
+
 def test_list_names_everything_with_one_line_each(capsys):
     assert main(["list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
