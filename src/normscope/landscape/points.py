@@ -23,7 +23,6 @@ from normscope.problem.loss_state import loss_modules
 from normscope.problem.modes import in_mode
 from normscope.problem.parameters import ParameterLayout
 from normscope.problem.problem import Problem
-from normscope.problem.wrappers import run_unwrapped
 from normscope.registry import unknown_name
 
 MODES = ("train", "population", "eval", "as_is")
@@ -209,7 +208,6 @@ class Plane:
             torch.enable_grad(),  # no parameter requires a gradient; a model may need its own
             explain_errors(),
         ):
-            run_unwrapped(model)
             yield _Weights(self, self.seed + number)
 
 
