@@ -18,6 +18,7 @@ from normscope.meanfield.fisher import FisherEstimate, estimate
 from normscope.meanfield.graph import Graph, Input
 from normscope.meanfield.integrals import Array
 from normscope.meanfield.printed import printed_estimate
+from normscope.meanfield.reading import read
 from normscope.meanfield.result import NOTHING, LayerRow, Prediction
 from normscope.problem.sharded import gather_shards
 from normscope.registry import unknown_name
@@ -188,8 +189,6 @@ def _graph_of(model: Any, shape: tuple[int, ...] | None, activations: dict[type,
                 "out, or make another specification."
             )
         return model
-    from normscope.meanfield.reading import read
-
     return read(model, shape, activations)
 
 
