@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 
 from normscope.diagnosis.observation import Observation, Observer
 from normscope.errors import NormscopeError, StateError
-from normscope.layers.kinds import is_batch_norm, norm_layers
+from normscope.layers.kinds import norm_layers
 from normscope.problem.batch import Batch, copy_batch, has_samples, join_batches, sample_count
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.isolation import isolated
 from normscope.problem.loss_state import loss_modules
-from normscope.problem.modes import set_flags, training_flags
+from normscope.problem.modes import is_batch_norm, set_flags, training_flags
 from normscope.problem.outputs import output_tensors
 from normscope.problem.parameters import parameter_layout, to_dense
 from normscope.problem.problem import Problem

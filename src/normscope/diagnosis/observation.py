@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from normscope.diagnosis.attention import AttentionRecorder, Logits
 from normscope.layers.detect import epsilon, positionwise_norm
-from normscope.layers.kinds import is_batch_norm
 from normscope.layers.population import BatchStatistics, batch_statistics
 from normscope.problem.batch import tensors_of
+from normscope.problem.modes import is_batch_norm
 from normscope.problem.outputs import output_tensors
 
 CONSTANT = 1e-6

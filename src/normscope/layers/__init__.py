@@ -5,7 +5,6 @@ from normscope.layers.kinds import (
     NORMS,
     NoNorm,
     PositionNorm,
-    is_batch_norm,
     is_norm,
     kind_of,
     norm_kind,
@@ -18,6 +17,7 @@ from normscope.layers.population import population_statistics
 from normscope.layers.sample_norms import DynamicTanh, SampleRMSNorm, ShiftedRMSNorm
 from normscope.layers.surgery.convert import Change, convert, plan_conversion
 from normscope.layers.surgery.fold import fold
+from normscope.problem.modes import is_batch_norm
 
 __all__ = [
     "NORMS",

@@ -19,8 +19,7 @@ from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from normscope.layers.detect import weight_norm_of
 from normscope.layers.lp_norm import LpNorm1d, LpNorm2d, LpNorm3d
 from normscope.layers.noisy import NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d
-from normscope.problem.modes import is_batch_norm as is_batch_norm
-from normscope.problem.modes import refuse_lazy as refuse_lazy
+from normscope.problem.modes import is_batch_norm
 from normscope.registry import Registry
 
 NormFactory = Callable[..., nn.Module]

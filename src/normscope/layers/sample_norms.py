@@ -11,7 +11,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normscope.errors import InputError
 from normscope.layers.detect import positionwise_norm
-from normscope.layers.kinds import norm_kind, refuse_lazy
+from normscope.layers.kinds import norm_kind
+from normscope.problem.modes import refuse_lazy
 
 _OPTIONS = ("eps", "affine", "bias")
 _FEWEST_UNITS = 4  # per group of a vector

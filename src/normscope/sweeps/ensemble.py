@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normscope.errors import InputError
-from normscope.layers.kinds import is_batch_norm
+from normscope.problem.modes import is_batch_norm
 from normscope.training.loop import has_diverged
 
 _ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU)

@@ -13,8 +13,9 @@ from torch import nn
 
 from normscope.errors import InputError
 from normscope.interrupts import interrupt_safe
-from normscope.layers.kinds import is_batch_norm, is_norm, kind_of, norm_layers
+from normscope.layers.kinds import is_norm, kind_of, norm_layers
 from normscope.problem.loss import Loss, WholeLoss
+from normscope.problem.modes import is_batch_norm
 from normscope.problem.problem import Data, Problem
 from normscope.problem.sharded import gather_shards
 from normscope.progress import Progress, ProgressCallback, ProgressOption, callback_of

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normscope.errors import InputError
 from normscope.interrupts import interrupt_safe
-from normscope.layers.kinds import is_batch_norm, is_lp_norm
+from normscope.layers.kinds import is_lp_norm
 from normscope.layers.population import population_statistics
 from normscope.problem.batch import (
     Batch,
@@ -24,6 +24,7 @@ from normscope.problem.batch import (
 from normscope.problem.isolation import RandomGenerators, isolated
 from normscope.problem.loss import Loss, WholeLoss, accuracy, model_loss
 from normscope.problem.loss_state import loss_modules
+from normscope.problem.modes import is_batch_norm
 from normscope.problem.outputs import output_tensors, replace_tensors
 from normscope.problem.parameters import check_initialized
 from normscope.problem.problem import Data, Problem

@@ -20,7 +20,9 @@ from normscope.diagnosis.examination import (
 from normscope.diagnosis.observation import Call, Observation
 from normscope.diagnosis.registry import check
 from normscope.diagnosis.results import Finding, listed
-from normscope.layers.kinds import is_batch_norm
+from normscope.layers.surgery.fold import plan_folding
+from normscope.problem.copies import undisturbed
+from normscope.problem.modes import is_batch_norm
 from normscope.problem.recognition import is_cross_entropy
 from normscope.text import format_number as number
 from normscope.text import plural
@@ -313,9 +315,6 @@ def _gradient_norm(seen: Observation) -> float:
 @check()
 def unfoldable_norm(exam: Examination) -> Iterator[Finding]:
     """Folding batch norm for inference would change the outputs, so that it stays a layer."""
-    from normscope.layers.surgery.fold import plan_folding
-    from normscope.problem.copies import undisturbed
-
     if not any(getattr(each, "running_mean", None) is not None for each in exam.norms.values()):
         return
     with undisturbed(exam.model), warnings.catch_warnings():

@@ -20,7 +20,6 @@ from normscope.layers.kinds import (
     NORMS,
     NoNorm,
     PositionNorm,
-    is_batch_norm,
     kind_of,
     normalization,
 )
@@ -30,6 +29,7 @@ from normscope.layers.surgery.sites import Site, insert, insertion_sites, norm_s
 from normscope.problem.copies import copy_module
 from normscope.problem.error_messages import require_module
 from normscope.problem.isolation import RandomGenerators
+from normscope.problem.modes import is_batch_norm
 from normscope.problem.sharded import gather_shards
 from normscope.problem.wrappers import refuse_sharded
 from normscope.text import Rendered, Table

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from normscope.errors import ShapeError, StateError
 from normscope.interrupts import interrupt_safe
 from normscope.layers.detect import weight_norm_of
-from normscope.layers.kinds import averages_over_batch, batch_layers, refuse_lazy
+from normscope.layers.kinds import averages_over_batch, batch_layers
 from normscope.layers.surgery.call_graph import CallGraph, call_graphs
 from normscope.layers.surgery.fold_weights import (
     affine_map,
@@ -34,6 +34,7 @@ from normscope.layers.surgery.trial import Trial, find_trial, make_trial
 from normscope.problem.copies import copy_module, undisturbed
 from normscope.problem.error_messages import require_module
 from normscope.problem.hooks import has_global_hooks, has_hooks
+from normscope.problem.modes import refuse_lazy
 from normscope.problem.sharded import gather_shards
 from normscope.problem.wrappers import refuse_sharded
 from normscope.warn import warn

@@ -10,9 +10,9 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import is_parametrized
 
 from normscope.errors import NoClosureError
-from normscope.layers.kinds import is_batch_norm
 from normscope.meanfield.graph import MEASURE
 from normscope.problem.hooks import has_global_hooks, has_hooks
+from normscope.problem.modes import is_batch_norm
 
 
 def refuse_hooks(model: nn.Module) -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from normscope.layers.detect import OWN_FORWARDS, PositionwiseNorm, epsilon, positionwise_norm
-from normscope.layers.kinds import is_batch_norm, kind_of
+from normscope.layers.kinds import kind_of
 from normscope.layers.surgery.plain_layers import is_plain_layer, spatial_dimensions
 from normscope.meanfield.activations import ACTIVATIONS, Dropout, Nonlinearity, Rectifier, Smooth
 from normscope.meanfield.combinations import Addition
@@ -25,6 +25,7 @@ from normscope.meanfield.norms import BatchNorm, SampleNorm, TokenNorm
 from normscope.meanfield.pooling import AveragePool, Flatten, MaxPool
 from normscope.meanfield.weighted import Convolution, Linear
 from normscope.meanfield.windows import Window
+from normscope.problem.modes import is_batch_norm
 
 SUPPORTED = (
     "Linear, Conv1d/2d/3d, BatchNorm, LayerNorm and RMSNorm over channels, LayerNorm over whole "
