@@ -66,6 +66,10 @@ class Advice(Rendered):
         notes: sentences about the groups, the schedule, clipping and accumulation.
         choice: the rate that trains best; None unless the objective is "fastest".
         check: a run at the recommended rate, made if weights shrink much in the shorter ones.
+        has_second_moment: whether the optimizer divides its steps by a mean squared gradient, as
+            Adam and similar ones do, also if its rule is not known.
+        guess: rate from which the runs looked for the limit: the prediction, the curvature bound,
+            or that of a first step; None without runs.
     """
 
     rule: UpdateRule
@@ -91,6 +95,8 @@ class Advice(Rendered):
     notes: tuple[str, ...] = ()
     choice: Choice | None = None
     check: LearningCheck | None = None
+    has_second_moment: bool = False
+    guess: float | None = None
 
     def __post_init__(self) -> None:
         if self.verification is None and self.prediction is None:
@@ -165,17 +171,20 @@ class Advice(Rendered):
         Half the limit solves a quadratic's top direction in one step. After few runs, or if all
         trials failed: `cautious_share` of the limit, of the prediction if no run was unstable, and
         at most the lower end of the interval; a twentieth of the limit if no rate held, and with a
-        second moment a tenth of that.
+        second moment a tenth of that. With a second moment the verified limit may be 40 times the
+        predicted one: `guess` takes its place if that is lower.
         """
         if self.choice is not None:
             return self.choice.rate
         if self.objective == "half_limit" or self.verification is None:
             return self.limit / 2
         low, high = self.verification.interval
-        if not low:
-            share = LARGEST_SHARE if self.rule.second_moment is None else 1 / CHOICE_DIVISOR
-            return self.limit * share * UNHELD_SHARE
         limit = self.limit
+        if self.has_second_moment and self.guess is not None:
+            limit = min(limit, self.guess)
+        if not low:
+            share = 1 / CHOICE_DIVISOR if self.has_second_moment else LARGEST_SHARE
+            return limit * share * UNHELD_SHARE
         if math.isinf(high) and self.prediction is not None:
             limit = min(limit, self.prediction.rate)  # a few steps that held do not refute it
         return min(limit * self.cautious_share, low)
@@ -187,7 +196,7 @@ class Advice(Rendered):
         A third; a tenth with momentum of at least 0.5 or an optimizer whose rule is not known; a
         twentieth with a second moment.
         """
-        if self.rule.second_moment is not None:
+        if self.has_second_moment:
             return 1 / CHOICE_DIVISOR
         is_moving = self.rule.momentum >= STRONG_MOMENTUM or self.rule.unknown is not None
         return MOMENTUM_SHARE if is_moving else CAUTIOUS_SHARE
@@ -214,7 +223,7 @@ class Advice(Rendered):
         if self.verification is None:
             assert self.prediction is not None  # checked when the advice is made
             factor = self.prediction.factor
-            is_open = self.rule.second_moment is not None or self.prediction.is_lower_end
+            is_open = self.has_second_moment or self.prediction.is_lower_end
             high = math.inf if is_open else self.limit * above * factor
             return self.limit * below / factor, high
         low, high = self.verification.interval

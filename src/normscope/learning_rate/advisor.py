@@ -54,6 +54,7 @@ from normscope.learning_rate.thresholds import (
     CHECK_KEPT,
     EFFORTS,
     FIRST_STEP,
+    FIRST_STEP_DIVIDED,
     LAST_LAYER_STEPS,
     LATE_FACTOR,
     OBJECTIVES,
@@ -151,7 +152,7 @@ def max_learning_rate(
             after 50 steps (200 with ``effort="thorough"``) and at most half the limit; or
             "half_limit". None: "fastest"; "half_limit" with ``verify=False``;
             with ``effort="quick"`` a third of the limit or the lower end of its interval, a tenth
-            with momentum, and a twentieth for Adam, AdamW and RMSprop.
+            with momentum; for Adam and similar optimizers a twentieth of the predicted limit.
         scheduler: makes a scheduler for an optimizer, as in ``lambda optimizer:
             LinearLR(optimizer, total_iters=10)``. The runs step it after every update; rates in the
             answer are those before the schedule, or ``max_lr`` for OneCycleLR and CyclicLR.
@@ -268,7 +269,7 @@ def _measure(
     plan = effort if verify else EFFORTS["thorough"]  # without runs nothing corrects the bound
     rates = GroupRates.of(setup, optimizer)
     preconditioner = preconditioner_at(setup, batches, optimizer, rule, rates)
-    prediction, reason = None, unjoined or no_prediction(setup, rule, preconditioner) or ""
+    prediction, reason = None, unjoined or no_prediction(setup, rule, preconditioner, rates) or ""
     if reason:  # the search for the limit begins at the bound
         plan = replace(plan, curvature_tolerance=EFFORTS["thorough"].curvature_tolerance)
 
@@ -280,10 +281,13 @@ def _measure(
     if not reason:
         progress(Progress("prediction"))
         prediction = _predict(setup, batches[0], rule, preconditioner, measure)
-    verification = None
+    verification = guess = None
     if verify:
         guess = _guess(setup, optimizer, rule, prediction, measure)
-        is_near = prediction is not None
+        # a plain SGD has no prediction only if gradients change: its bound may be far off then
+        is_changed = rule.is_exact and setup.scheduler is None
+        is_near = prediction is not None or setup.has_second_moment
+        is_near |= effort.name == "quick" and not is_changed
         verification = _verify(setup, guess, progress, effort, rule.momentum, is_near)
     return Advice(
         rule=rule,
@@ -297,6 +301,8 @@ def _measure(
         prediction_reason=reason,
         group_rates=rates.relative,
         notes=(*setup_notes(setup, rates, unjoined), *limit_notes(verification, effort)),
+        has_second_moment=setup.has_second_moment,
+        guess=guess,
         **_properties(setup, batches[0], rule, plan, rates.are_one),
     )
 
@@ -327,7 +333,8 @@ def _guess(
         return prediction.rate
     if rule.unknown is None:
         return measure().bound(rule)
-    return first_step_rate(setup, optimizer, FIRST_STEP)
+    share = FIRST_STEP_DIVIDED if setup.has_second_moment else FIRST_STEP
+    return first_step_rate(setup, optimizer, share)
 
 
 def _with_choice(
@@ -340,6 +347,7 @@ def _with_choice(
 ) -> Advice:
     """Return the advice with the rate that trains best in short runs."""
     predicted = None if advice.prediction is None else advice.prediction.rate
+    predicted = advice.guess if advice.has_second_moment else predicted
     choice = choose_rate(setup, found, effort, predicted, progress)
     if choice is not None:
         choice = _cautious_choice(choice, advice, effort)
@@ -376,8 +384,7 @@ def _cautious_choice(choice: Choice, advice: Advice, effort: Effort) -> Choice:
     if choice.learned or effort.total_steps:
         return choice
     # with a second moment the rates tried are far below the limit already
-    is_scaled = advice.rule.second_moment is not None
-    share = CAUTIOUS_SHARE if is_scaled else advice.cautious_share
+    share = CAUTIOUS_SHARE if advice.has_second_moment else advice.cautious_share
     return replace(choice, rate=min(choice.rate, choice.lowest * share))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
 import torch
@@ -13,6 +14,8 @@ from torch.optim import Optimizer
 from normscope.errors import NormscopeError
 from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.thresholds import (
+    CONSTANT_SCHEDULE,
+    ENDED_SCHEDULE,
     JOINED_DISTANCE,
     SCHEDULE_STEPS,
     STEPS,
@@ -35,12 +38,16 @@ class GroupRates:
         peak: the largest within a short run.
         largest: of all groups in the whole schedule.
         are_peaks: whether the common rate is the ``max_lr`` of a scheduler.
+        are_constant: whether the schedule changes them by a few per cent at most in a short run.
+        turns: whether the schedule ends within a short run, or rises again after it fell.
     """
 
     relative: tuple[float, ...]
     peak: tuple[float, ...]
     largest: float
     are_peaks: bool = False
+    are_constant: bool = True
+    turns: bool = False
 
     @classmethod
     def of(cls, setup: TrainingSetup, optimizer: Optimizer) -> Self:
@@ -51,12 +58,16 @@ class GroupRates:
             optimizer: of the user, or what the factory made; not changed.
         """
         by_step = setup.scheduled_rates(optimizer, SCHEDULE_STEPS)
-        peak = tuple(map(max, zip(*by_step[:STEPS], strict=True)))
+        groups = list(zip(*by_step[:STEPS], strict=True))
+        peak = tuple(map(max, groups))
         if setup.scheduler is None:
             return cls(tuple(relative_rates(optimizer)), peak, max(map(max, by_step)))
         scheduled = setup.scheduled(optimizer)
         largest = 1.0 if scheduled.has_own_rates else max(map(max, by_step))
-        return cls(tuple(scheduled.group_rates), peak, largest, scheduled.has_own_rates)
+        constant = all(max(each) <= CONSTANT_SCHEDULE * min(each) for each in groups)
+        turns = len(by_step) < STEPS or any(map(_turns, groups))
+        relative = tuple(scheduled.group_rates)
+        return cls(relative, peak, largest, scheduled.has_own_rates, constant, turns)
 
     @property
     def are_one(self) -> bool:
@@ -64,8 +75,21 @@ class GroupRates:
         return set(self.relative) == set(self.peak) == {1.0}
 
 
+def _turns(rates: Sequence[float]) -> bool:
+    """Return whether rates fall to almost nothing, or rise again after they fell."""
+    pairs = list(pairwise(rates))
+    fell = next((at for at, (before, after) in enumerate(pairs) if after < before), None)
+    if fell is None:
+        return False
+    rises = any(after > CONSTANT_SCHEDULE * before for before, after in pairs[fell:])
+    return rises or min(rates[fell:]) < ENDED_SCHEDULE * max(rates)
+
+
 def no_prediction(
-    setup: TrainingSetup, rule: UpdateRule, preconditioner: Preconditioner | None
+    setup: TrainingSetup,
+    rule: UpdateRule,
+    preconditioner: Preconditioner | None,
+    rates: GroupRates,
 ) -> str | None:
     """Return why the limit cannot be predicted, in a few words; None if it can.
 
@@ -73,13 +97,14 @@ def no_prediction(
         setup: problem, optimizer and what happens around its steps.
         rule: of the optimizer.
         preconditioner: of the optimizer, with the relative rates of its groups.
+        rates: of the groups and the schedule.
     """
     if rule.unknown is not None:
         return rule.unknown
     if setup.clip_norm is not None:
         return "it does not know gradient clipping"
-    if setup.scheduler is not None:
-        return "it is for a constant learning rate, without a schedule"
+    if not rates.are_constant:
+        return f"it is for a rate that is constant over {STEPS} steps, which the schedule's is not"
     own_rates = preconditioner is not None and preconditioner.has_group_rates
     if own_rates and preconditioner is not None and not preconditioner.is_given:
         return f"it knows one learning rate only for {rule.name} before its first step"
@@ -108,6 +133,11 @@ def setup_notes(
     elif setup.scheduler is not None:
         times = "" if rates.largest <= 1.01 else f"; its largest is {rates.largest:.3g} times that"
         notes.append(f"All rates are those before the schedule, which the runs follow{times}.")
+    if rates.turns:
+        notes.append(
+            f"The schedule ends or rises again within {STEPS} updates. The runs step it after "
+            "every update: give its length in updates, not in epochs."
+        )
     if max(rates.peak) < 0.99 * rates.largest:
         reached = max(rates.peak) / rates.largest
         notes.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from normscope.learning_rate.option_trials import OptionTrial, is_within_error
@@ -22,7 +22,7 @@ from normscope.learning_rate.thresholds import (
     WIDENING,
     Effort,
 )
-from normscope.learning_rate.verification import Verification, uses_second_moment
+from normscope.learning_rate.verification import Verification
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.text import Rendered, Table
 
@@ -61,6 +61,8 @@ class Choice(Rendered):
         options: warm-up lengths and weight decays that were tried at the rate.
         learned: whether a rate lowered the loss.
         kept: smallest share of its norm that a weight had left at the nearest rate.
+        untried: "higher" or "lower" if the best rate is the last one tried on that side, although
+            the limit allows more; else empty.
     """
 
     rate: float
@@ -71,6 +73,7 @@ class Choice(Rendered):
     options: tuple[OptionTrial, ...] = ()
     learned: bool = True
     kept: float = 1.0
+    untried: str = ""
 
     @property
     def lowest(self) -> float:
@@ -152,8 +155,9 @@ def choose_rate(
 
     All runs start from the user's weights and see the same batches, so that small differences of
     the loss count. The first rate is the largest that held; with a second moment a twentieth of
-    the predicted limit, since the best rates of Adam are far below it. The next are higher or lower
-    by a constant factor, wherever the loss is lower, until the best has neighbours on both sides.
+    the predicted limit, since the best rates of Adam are far below it, and a higher one is next.
+    The next are higher or lower by a constant factor, wherever the loss is lower, until the best
+    has neighbours on both sides or the steps are used up.
     With ``effort="thorough"`` the best of them are tried again with more steps. The result is at
     most half the limit and the lower end of its interval: rates near it break later, or on other
     data orders. Without a limit no rate above the largest that held is tried. While no rate lowers
@@ -164,7 +168,8 @@ def choose_rate(
         setup: the problem with its optimizer and batch size.
         found: the limit; its runs are used again.
         effort: what may be spent.
-        predicted: the predicted limit, if there is one.
+        predicted: the predicted limit, if there is one; with a second moment whatever stands for
+            it, since its verified limit may be 40 times as high.
         progress: receives an event before each run.
 
     Returns:
@@ -190,9 +195,9 @@ def choose_rate(
     ordered = tuple(trials[each] for each in sorted(trials))
     spent = first.spent + (0 if last is first else last.spent)
     kept = last.runs[nearest.rate].kept
-    return Choice(
-        rate, nearest.loss, nearest.steps, ordered, spent, learned=last.has_learned(), kept=kept
-    )
+    untried = first.untried_side(last.by_loss()[0])
+    found_rate = Choice(rate, nearest.loss, nearest.steps, ordered, spent, kept=kept)
+    return replace(found_rate, learned=last.has_learned(), untried=untried)
 
 
 def _budget(found: Verification, effort: Effort) -> int:
@@ -202,7 +207,7 @@ def _budget(found: Verification, effort: Effort) -> int:
 
 
 def _first_rate(setup: TrainingSetup, found: Verification, predicted: float | None) -> float:
-    if uses_second_moment(setup):
+    if setup.has_second_moment:
         return min(predicted or math.inf, found.limit) / CHOICE_DIVISOR
     low, high = found.ends
     if math.isinf(high) and predicted is not None:
@@ -265,17 +270,33 @@ class _Ladder:
     def _next(self) -> float | None:
         """Return the rate to try next; None once the best one has neighbours on both sides."""
         rates = sorted(self.trials)
-        place = rates.index(self.by_loss()[0])
-        if place == 0 or not self.has_learned():
-            return rates[0] / CHOICE_SPACING
-        if place < len(rates) - 1:
-            return None
-        high = self.found.ends[1]
+        best, lower = self.by_loss()[0], rates[0] / CHOICE_SPACING
+        if not self.has_learned():
+            return lower
+        higher = self._higher() if best == rates[-1] else None
+        if best > rates[0]:
+            return higher
+        # with a second moment the first rate is far below the limit
+        return higher if higher is not None and self.setup.has_second_moment else lower
+
+    def _higher(self) -> float | None:
+        """Return the rate above all that were tried; None if the limit is too near."""
+        rates, high = sorted(self.trials), self.found.ends[1]
         if math.isinf(high):
             rate = rates[-1] * CHOICE_SPACING
             return rate if rate <= self.found.limit else None
         rate = min(rates[-1] * CHOICE_SPACING, math.sqrt(rates[-1] * high))
         return rate if rates[-1] < rate / math.sqrt(WIDENING) else None
+
+    def untried_side(self, best: float) -> str:
+        """Return on which side of the best rate none was tried: "higher", "lower" or neither.
+
+        Higher ones do not count if an unstable rate is near.
+        """
+        if best == min(self.trials):
+            return "lower"
+        is_open = math.isinf(self.found.ends[1]) or self._higher() is not None
+        return "higher" if best == max(self.trials) and is_open else ""
 
     def has_learned(self) -> bool:
         """Return whether the loss decreased by more than a few per cent at any rate."""

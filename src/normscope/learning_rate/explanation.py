@@ -80,7 +80,7 @@ def _explain_open_limit(advice: Advice, found: Verification) -> str:
     if advice.calibrated:
         return text
     # the best rates with a second moment are far below the curvature bound
-    if advice.curvature_bound is None or advice.rule.second_moment is not None:
+    if advice.curvature_bound is None or advice.has_second_moment:
         return f"{text} If the loss is bounded, none is."
     return f"{text} If the loss is bounded, none is: prefer a rate near the curvature bound."
 
@@ -95,10 +95,13 @@ def _explain_choice(advice: Advice) -> str:
             f"Recommended is {choice.rate:.3g}, below the lowest rate tried, {choice.lowest:.3g}."
         )
     best = min(choice.trials, key=lambda each: (-each.steps, each.loss))
+    is_open = choice.learned and choice.untried
+    open_end = f" No {choice.untried} one was tried." if is_open else ""
     return (
         f"Recommended is {choice.rate:.3g}: of {len(choice.trials)} rates, {best.rate:.3g} had the "
         f"lowest loss after {best.steps} steps, {best.loss:.3g}"
         f"{'; over more steps slightly lower rates are better' if choice.learned else ''}."
+        f"{open_end}"
     )
 
 
@@ -109,7 +112,7 @@ def _explain_criterion(advice: Advice) -> str:
         f"Unstable: within {STEPS} steps the loss is not finite, or beyond {advice.growth_limit:g} "
         "times its first value."
     )
-    if advice.rule.second_moment is not None:
+    if advice.has_second_moment:
         text += f" With {advice.rule.name} a loss that comes back is stable."
     if advice.calibrated:
         return text

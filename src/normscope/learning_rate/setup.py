@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from normscope.errors import InputError, StateError
-from normscope.learning_rate.stability import ShortRun, short_run
+from normscope.learning_rate.stability import ShortRun, has_second_moment, short_run
 from normscope.learning_rate.thresholds import STEPS
 from normscope.problem.batch import Batch, sample_count
 from normscope.problem.isolation import RandomGenerators, isolated
@@ -74,6 +74,11 @@ class TrainingSetup:
         """Whether the optimizer has a weight decay, or the loss may have a penalty on weights."""
         groups = bind_optimizer(self.optimizer, self.problem.model).param_groups
         return not self.problem.has_outputs or any(each.get("weight_decay") for each in groups)
+
+    @property
+    def has_second_moment(self) -> bool:
+        """Whether the optimizer divides its steps by a mean squared gradient, as Adam does."""
+        return has_second_moment(bind_optimizer(self.optimizer, self.problem.model))
 
     @contextmanager
     def training(

@@ -45,6 +45,8 @@ def _recommended_remark(advice: Advice) -> str:
         with_options += f", weight decay {choice.weight_decay:g}"
     if with_options:
         return f"near the best of {count} rates{with_options}"
+    if choice.untried:
+        return f"near the best of {count} rates; {choice.untried} ones were not tried"
     best = min(choice.trials, key=lambda each: (-each.steps, each.loss))
     reached = f"{best.rate:.3g}: loss {best.loss:.3g} at step {best.steps}"
     return f"near the best of {count} rates ({reached})"
@@ -54,7 +56,7 @@ def _share_remark(advice: Advice) -> str:
     """Return which share of the limit is recommended, without trials of rates."""
     if advice.verification is not None and not advice.verification.interval[0]:
         return f"{advice.recommended / advice.limit:.2g} times the limit: no rate held"
-    if advice.rule.second_moment is not None and advice.objective != "half_limit":
+    if advice.has_second_moment and advice.objective != "half_limit":
         return f"far below the limit, as the best rates of {advice.rule.name} are"
     if advice.objective == "half_limit" or advice.verification is None:
         return "half the limit"
@@ -103,7 +105,7 @@ def _range(low: float, high: float) -> str:
 
 def _how_found(advice: Advice) -> str:
     found = advice.verification
-    momentum = advice.rule.momentum if advice.rule.second_moment is None else 0.0
+    momentum = 0.0 if advice.has_second_moment else advice.rule.momentum
     moving = f" {momentum:g}" if momentum else ""
     setting = f"{advice.rule.name}{moving}, batch size {advice.batch_size}"
     seconds = format_duration(advice.seconds)

@@ -1,9 +1,9 @@
-"""Every number that decides an answer of `max_learning_rate`, with the data that chose it.
+"""Numbers that decide an answer of `max_learning_rate`, with the data that chose them.
 
-One range test is 100 training steps on the user's batches. The table in docs/learning_rate.md lists
-these numbers. Networks marked as held out in a benchmark were not used to choose any of them.
-"Not tuned" is a number that was set once; no data chose it. Numbers that only choose between two
-wordings are where the text is.
+One range test is 100 training steps on the user's batches. Networks marked as held out in a
+benchmark were not used to choose any of them. "Not tuned" is a number that was set once; no data
+chose it. Numbers that only choose between two wordings are where the text is, and those that only
+guard against rounding where the arithmetic is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STEPS = 100
 """Steps within which an instability counts: a definition, the length of a range test."""
 SQUARED_ERROR_GROWTH = 3.0
 """Multiple of its first value above which a squared error is unstable: a definition; see
-"What unstable means" in docs/learning_rate.md."""
+"When a run is unstable" in docs/concepts/stability_limit.md."""
 GROWTH = 1.5
 """The same for all other losses, whose gradients are bounded, so that they grow more slowly."""
 HOPELESS_GROWTH = 1000.0
@@ -43,7 +43,7 @@ momentum 0 and 0.9, weight decay 0 to 1)."""
 
 # The search for the limit (verification.py)
 
-TOLERANCE = 0.05
+LIMIT_TOLERANCE = 0.05
 """Relative, on a limit that is bisected to the end: part of the definition of the limit."""
 RAMP_START = 1 / 8
 """Of the prediction: below the limit in all 48 cases of benchmarks/learning_rate_accuracy.py."""
@@ -83,8 +83,9 @@ before momentum has built up. Chosen on 12 small convolutional networks on the d
 ONE_ORDER_MARGIN = 1.4
 """The interval is so much wider, either way, if only one data order was tried (it then holds the
 onset in 90 % of the cases of benchmarks/learning_rate_accuracy.py)."""
-SECOND_MOMENT_STEPS = 70
-"""Steps that a bracket may take with a second moment, whose best rates are far below the limit."""
+SECOND_MOMENT_STEPS = 60
+"""Steps that a bracket may take with a second moment, whose best rates are far below the limit.
+With four trials of 50 steps these are the 260 of the default effort."""
 FAILURE_MARGIN = 2.0
 """The curvature bound is so far below a failure that the curvature did not foresee (no bound above
 the onset in the 48 cases of benchmarks/learning_rate_accuracy.py)."""
@@ -202,10 +203,16 @@ seen it is 50 to 130 times as large (docs/research/learning_rate_accuracy.md).""
 
 # Optimizers whose rule is not known (setup.py), schedules and accumulation (around_step.py)
 
-FIRST_STEP = 0.1
+FIRST_STEP, FIRST_STEP_DIVIDED = 0.1, 0.5
 """Share of the weights' norm that the first step changes at the guess of a limit: at the limits of
 Lion and a Muon it was 0.1 to 0.6, at those of NAdam, Adafactor, Adagrad and Adadelta 0.1 to 30
-(fully connected networks on the digits, with BatchNorm and without)."""
+(fully connected networks on the digits, with BatchNorm and without). The second one is for those
+with a second moment: a twentieth of that guess begins the ladder near the default rate of NAdam."""
+CONSTANT_SCHEDULE = 1.05
+"""Ratio of the largest to the smallest rate of a schedule in the first 100 steps up to which it
+counts as constant, so that the limit is predicted: the tolerance of the limit."""
+ENDED_SCHEDULE = 0.01
+"""Share of its largest rate below which a falling schedule counts as ended. Not tuned."""
 SCHEDULE_STEPS = 10_000
 """Steps of a schedule in which its largest rate is looked for; the runs see the first 100."""
 

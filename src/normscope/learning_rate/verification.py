@@ -8,7 +8,7 @@ from enum import Enum
 
 from normscope.errors import StateError
 from normscope.learning_rate.setup import TrainingSetup
-from normscope.learning_rate.stability import ShortRun, has_second_moment
+from normscope.learning_rate.stability import ShortRun
 from normscope.learning_rate.thresholds import (
     BRACKET_FAILURES,
     BRACKET_START,
@@ -19,6 +19,7 @@ from normscope.learning_rate.thresholds import (
     FAR_GROWTH,
     LEAST_FAILURE_STEPS,
     LEAST_STEPS,
+    LIMIT_TOLERANCE,
     ONE_ORDER_MARGIN,
     RAMP_DELAY,
     RAMP_FACTOR,
@@ -30,12 +31,10 @@ from normscope.learning_rate.thresholds import (
     SECOND_MOMENT_STEPS,
     SHORT_MARGIN,
     STEPS,
-    TOLERANCE,
     WIDENING,
 )
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.text import Rendered, Table
-from normscope.training.optimizers import bind_optimizer
 
 
 @dataclass(frozen=True)
@@ -226,7 +225,7 @@ def bracket_limit(
         guess: a learning rate near the limit.
         progress: receives an event before each run.
         budget: largest number of gradients, without those of a ramp.
-        is_near: whether the guess is a prediction of the limit.
+        is_near: whether no ramp is needed, as for a prediction of the limit.
         last: steps that the last run may take beyond the budget, so that it can be used again.
 
     Returns:
@@ -235,7 +234,7 @@ def bracket_limit(
     Raises:
         StateError: if the losses of untrained batches differ by more than the limit of growth.
     """
-    if uses_second_moment(setup) and is_near:
+    if setup.has_second_moment:
         budget = min(budget, SECOND_MOMENT_STEPS)
     search = _Search(
         *(setup, budget, progress),
@@ -255,11 +254,6 @@ def bracket_limit(
     low, high = search.enclosing({_Verdict.UNSTABLE})
     margin = ONE_ORDER_MARGIN if setup.orders_differ else 1.0
     return Verification(low, high, tuple(search.all_runs), search.ramps, margin)
-
-
-def uses_second_moment(setup: TrainingSetup) -> bool:
-    """Return whether the optimizer divides its steps by a mean squared gradient, as Adam does."""
-    return has_second_moment(bind_optimizer(setup.optimizer, setup.problem.model))
 
 
 class _Verdict(Enum):
@@ -357,7 +351,7 @@ class _Search:
         if self.orders > 1:
             runs = (run for run in self.all_runs[self.ramps :] if run.rate == last.rate)
             return BRACKET_WIDENING if all(run.is_late for run in runs) else WIDENING
-        if last.unstable and (not last.worst <= FAR_GROWTH or uses_second_moment(self.setup)):
+        if last.unstable and (not last.worst <= FAR_GROWTH or self.setup.has_second_moment):
             return FAR_FACTOR
         return BRACKET_WIDENING if last.died else WIDENING
 
@@ -388,7 +382,7 @@ class _Search:
                 "batches of mixed samples, or verify=False."
             )
 
-    def bisect(self, failures: set[_Verdict], tolerance: float = TOLERANCE) -> None:
+    def bisect(self, failures: set[_Verdict], tolerance: float = LIMIT_TOLERANCE) -> None:
         """Try the geometric mean of the enclosing rates until they are within the tolerance."""
         while self.left >= self.least:
             low, high = self.enclosing(failures)

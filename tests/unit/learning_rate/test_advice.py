@@ -39,6 +39,7 @@ def advice(values=(4.0,), later=(), verification=None, rate=1.0, **rule):
         batch_size=64,
         growth_limit=1.5,
         seconds=0.1,
+        has_second_moment=rule.get("second_moment") is not None,
     )
 
 

@@ -172,7 +172,7 @@ def test_limit_with_a_schedule_is_that_of_its_base_rate():
     advice = advise(model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer, scheduler=half)
     assert advice.bound == pytest.approx(2 * 2 / 9, rel=1e-6)
     assert advice.limit == pytest.approx(2 * 2 / 9, rel=0.05)
-    assert advice.predicted is None
+    assert advice.predicted == pytest.approx(2 * 2 / 9, rel=0.25)  # a constant factor is counted
     assert "before the schedule" in str(advice)
     assert "initial_lr" not in optimizer.param_groups[0]
 

@@ -14,7 +14,13 @@ from normscope.learning_rate import max_learning_rate
 from normscope.learning_rate.choice import RateTrial, choose_rate, lowest_point
 from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.stability import ShortRun
-from normscope.learning_rate.thresholds import CHOICE_SPACING, EFFORTS, HORIZON_FACTOR, Effort
+from normscope.learning_rate.thresholds import (
+    CHOICE_SPACING,
+    EFFORTS,
+    HORIZON_FACTOR,
+    SECOND_MOMENT_STEPS,
+    Effort,
+)
 from normscope.learning_rate.verification import Verification
 from normscope.problem import Problem
 from normscope.training import sgd, train
@@ -53,7 +59,7 @@ def scripted(monkeypatch, loss_at, noise=0.0, second_moment=False):
         return ShortRun(rate, 0, math.isinf(loss), steps, 1.0, losses=tuple(losses))
 
     monkeypatch.setattr(module._Ladder, "_run", run)
-    monkeypatch.setattr(module, "uses_second_moment", lambda setup: second_moment)
+    monkeypatch.setattr(TrainingSetup, "has_second_moment", second_moment)
     return rates
 
 
@@ -196,6 +202,33 @@ def test_second_moment_starts_far_below_the_predicted_limit(monkeypatch):
     found, rates = chosen(monkeypatch, bowl(0.01), predicted=0.4, second_moment=True)
     assert rates[0] == pytest.approx(0.02)
     assert found.rate == pytest.approx(HORIZON_FACTOR * 0.01)
+
+
+@pytest.mark.parametrize("best", [0.14, 0.04, 0.02, 0.008])
+def test_second_moment_has_both_neighbours_of_the_best_within_the_budget(monkeypatch, best):
+    held = ShortRun(0.8, 0, False, SECOND_MOMENT_STEPS, 1.0, losses=(3.0,) * SECOND_MOMENT_STEPS)
+    limit = Verification(0.8, math.inf, (held,), 0)
+    options = {"predicted": 0.4, "found": limit, "second_moment": True}
+    found, rates = chosen(monkeypatch, bowl(best), **options)
+    assert rates[:2] == pytest.approx([0.02, 0.02 * CHOICE_SPACING])
+    assert min(rates) < best < max(rates)
+    assert found.untried == ""
+    assert found.spent + SECOND_MOMENT_STEPS <= DEFAULT.total_steps
+
+
+@pytest.mark.parametrize(("best", "side"), [(5.0, "higher"), (1e-5, "lower")])
+def test_side_that_the_steps_did_not_reach_is_named(monkeypatch, best, side):
+    held = ShortRun(9.0, 0, False, 110, 1.0, losses=(3.0,) * 20)
+    limit = Verification(9.0, math.inf, (held,), 0)
+    options = {"predicted": 0.4, "found": limit, "second_moment": True}
+    found, rates = chosen(monkeypatch, bowl(best), **options)
+    assert len(rates) == 3
+    assert found.untried == side
+
+
+def test_limit_above_the_best_rate_counts_as_its_neighbour(monkeypatch):
+    found, _ = chosen(monkeypatch, bowl(9.0), found=verification(1.0, 1.6))
+    assert found.untried == ""
 
 
 def test_thorough_tries_the_best_again_with_more_steps(monkeypatch):
