@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import re
 import sys
 from collections.abc import Iterator
@@ -128,7 +129,7 @@ def is_finite(tensor: Tensor) -> bool:
     False
     """
     # NaN and infinity survive a sum, which needs no temporary; finite values may overflow in it
-    return bool(torch.isfinite(tensor.detach().sum())) or bool(torch.isfinite(tensor).all())
+    return cmath.isfinite(tensor.detach().sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def _bad_data(batch: Batch) -> str:

@@ -7,6 +7,7 @@ from torch import nn
 import normscope as ns
 from normscope.errors import InputError, MisfitError, ShapeError, StateError
 from normscope.problem import FitCheck, misfit_error
+from normscope.problem.error_messages import is_finite
 
 
 def fully_connected():
@@ -170,3 +171,25 @@ def test_modules_nested_too_deeply_are_refused_in_one_sentence():
     ):
         with pytest.raises(StateError, match=r"raise it by sys\.setrecursionlimit"):
             call()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, complex(0, torch.nan)])
+def test_one_bad_value_is_not_finite(bad):
+    values = torch.ones(3, dtype=torch.complex64 if isinstance(bad, complex) else torch.float32)
+    assert is_finite(values)
+    values[1] = bad
+    assert not is_finite(values)
+
+
+def test_opposite_infinities_are_not_finite():
+    assert not is_finite(torch.tensor([torch.inf, -torch.inf]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_values_whose_sum_overflows_are_finite(dtype):
+    assert is_finite(torch.full((4,), torch.finfo(dtype).max, dtype=dtype))
+
+
+def test_empty_integers_and_flags_are_finite():
+    empty = torch.empty(0)
+    assert all(map(is_finite, (empty, torch.tensor([2**62, 2**62]), torch.tensor([True]))))
