@@ -7,14 +7,13 @@ position within the epoch, so that a resumed run sees the same batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from normscope.errors import InputError
-from normscope.problem.batch import Batch, move_batch, rows, sample_count
+from normscope.problem.batch import Batch, map_tensors, move_batch, sample_count
 from normscope.problem.isolation import RandomGenerators
 from normscope.problem.problem import Problem
 from normscope.validation import as_seed, check_integer
@@ -84,7 +83,11 @@ def _row_batches(problem: Problem, batch_size: int, seed: int, drop_last: bool) 
             f"batch_size must be from 1 to the {samples} samples of the data, got {batch_size}; "
             "leave it out for the whole data at every step."
         )
-    select = partial(rows, problem.prepare(problem.data))
+    data = problem.prepare(problem.data)
+
+    def select(index: Tensor) -> Batch:  # unlike `rows`, without counting the samples every time
+        return map_tensors(data, lambda tensor: tensor.index_select(0, index))
+
     return _ShuffledBatches(samples, int(batch_size), seed, drop_last, problem.device, select)
 
 
