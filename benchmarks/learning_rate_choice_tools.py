@@ -207,10 +207,10 @@ def suggest(network: Network, tool: str) -> dict[str, Any]:
     }
 
 
-def seconds_of_range_test(network: Network) -> float:
-    """Processor time of 100 plain training steps, at a rate that moves little."""
+def seconds_of_range_test(network: Network, rate: float = 1e-6) -> float:
+    """Processor time of 100 plain training steps; by default at a rate that moves little."""
     batches, model = network.batches(0)[:RANGE_STEPS], network.model()
-    optimizer = network.new_optimizer(model, 1e-6)
+    optimizer = network.new_optimizer(model, rate)
     begin = time.process_time()
     for batch in batches:
         loss = network.loss_of(model, batch)
